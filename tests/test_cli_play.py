@@ -81,6 +81,30 @@ def test_an_episode_is_shown_turn_by_turn(play: Command) -> None:
     assert "score 1.75 " in again.out
 
 
+@pytest.mark.parametrize("human", [None, "policy"])
+def test_what_the_environment_opens_with_is_shown_before_the_first_turn(
+    play: Command, human: str | None
+) -> None:
+    """In the prompt, where the policy reads it, and by itself; before a person is asked, too."""
+    options = ["--prompt", "Play.", "--max-new-tokens", 2, "--env", "max_guesses=1"]
+    place = [] if human is None else ["--human", human]
+    found = play("tiny", "wordle", *options, *place, typed="crane\n" if human else "")
+    assert found.code == 0, found.err
+    lines = found.out.splitlines()
+    heads = [line for line in lines if not line.startswith("  ") and line]
+    place_of = {line.split(" ")[0]: lines.index(line) for line in reversed(heads)}
+    assert place_of["prompt"] < place_of["environment"] < place_of["policy"]
+    assert lines[place_of["environment"]] == "environment · opens, in the prompt"
+    (rules,) = {line for line in lines if "word of five letters" in line}
+    assert lines.count(rules) == 2
+    assert all(n < place_of["policy"] for n, line in enumerate(lines) if line == rules)
+    seen: list[Rollout] = []
+    env = {"name": "wordle", "max_guesses": 1}
+    posttrain.play("tiny", env, prompt="Play.", max_new_tokens=2, show=seen.append)
+    assert not seen[0].turns
+    assert "word of five letters" in seen[0].prompt.text
+
+
 def test_what_the_command_shows_is_what_the_function_returns(play: Command) -> None:
     """The same tokens by seed, as it shows them, and another episode with another seed."""
     seen: list[Rollout] = []
@@ -304,5 +328,6 @@ def test_what_is_no_environment_says_so(env: Any) -> None:
 
 
 def test_an_environment_in_the_wrong_place_says_where_it_belongs() -> None:
-    with pytest.raises(ValueError, match=r"rl\.env: unknown key; env is a key of \[task\]"):
-        posttrain.rl(prompts=["a"], reward="length", env="scripted")
+    options: dict[str, Any] = {"env": "scripted"}
+    with pytest.raises(ValueError, match=r"prefer\.env: unknown key; env is a key of \[task\]"):
+        posttrain.prefer(model="tiny", prompts=["a"], reward="format", **options)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 from posttrain.build.model_source import find_source, named_model, over
-from posttrain.build.rows import data_name, has_test, rows_task
+from posttrain.build.rows import data_name, env_spec, has_test, rows_task
 from posttrain.options.section_options import EvalOptions
 from posttrain.options.stage_options import (
     DpoOptions,
@@ -27,7 +27,7 @@ from posttrain.options.stage_options import (
 )
 from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
-from posttrain.protocols import Env, Split
+from posttrain.protocols import Split
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import Asked, generate_from, open_player, stopping
@@ -35,6 +35,7 @@ from posttrain.stages.generate import LoadedPolicy as Policy
 from posttrain.stages.results import Run, push
 from posttrain.stages.whole.from_python import (
     Data,
+    EnvLike,
     Model,
     Rewards,
     TaskLike,
@@ -68,6 +69,7 @@ def rl(
     prompts: Data | None = None,
     reward: Rewards | None = None,
     task: TaskLike | None = None,
+    env: EnvLike | None = None,
     test_prompts: Data = (),
     folder: str | Path | None = None,
     seed: int = 0,
@@ -85,15 +87,17 @@ def rl(
     ``reward`` is a function, a name, a list of them, or a table with weights. In their place
     ``task`` names a task, or is one. With test prompts the model is evaluated before and after,
     with options of ``[eval]`` if ``evaluate`` is a mapping. Rewards run in worker processes;
-    ``grading={"workers": 0}`` runs them in this one, where they may change its variables; an
-    environment (``task={"name": ..., "env": ...}``) runs as ``environment`` says in the same way.
+    ``grading={"workers": 0}`` runs them in this one, where they may change its variables. ``env``
+    is an environment, its class or function, or its name, that answers the model turn after turn
+    and may score the episode in the place of a ``reward``; ``environment`` says how it is run.
     Without a ``folder`` the run goes to the next of ``runs/rl-1``, ``runs/rl-2`` …; ``overwrite``
     replaces the run in a folder, ``resume`` goes on with it, and more ``steps`` prolong it.
     ``callbacks`` are called after every step with a :class:`StepDone`: they add numbers to its
     record, or end the stage with a :class:`Stop`. The other options are those of
     ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
-    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
+    named = env_spec(env)
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, env=named)
     evaluated = evaluate is not False and has_test(chosen)
     call = TrainingCall(
         model=model,
@@ -107,7 +111,7 @@ def rl(
     )
     asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
     stages = ["rl", "eval"] if evaluated else ["rl"]
-    return call.run(stages, options, beside=asked, task=chosen, reward=reward)
+    return call.run(stages, options, beside=asked, task=chosen, reward=reward, env=named)
 
 
 def sft(
@@ -116,6 +120,7 @@ def sft(
     tokenizer: Any = None,
     data: Data = "task",
     task: TaskLike | None = None,
+    env: EnvLike | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -126,9 +131,11 @@ def sft(
 ) -> Run:
     """Supervised fine-tuning on demonstrations, a file or rows, or on a task's own answers.
 
-    The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
+    ``env`` is the environment whose tools the demonstrations call. The other options are those of
+    ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
-    chosen = rows_task(task, prompts=None, test_prompts=())
+    named = env_spec(env)
+    chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
     call = TrainingCall(
         model=model,
         tokenizer=tokenizer,
@@ -139,7 +146,7 @@ def sft(
         allow_changes=allow_changes,
         callbacks=callbacks,
     )
-    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen)
+    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen, env=named)
 
 
 def prefer(
@@ -242,6 +249,7 @@ def evaluate(
     task: TaskLike | None = None,
     prompts: Data | None = None,
     reward: Rewards | None = None,
+    env: EnvLike | None = None,
     seed: int | None = None,
     stop: Sequence[str] | None = None,
     **options: Unpack[EvaluateOptions],
@@ -249,25 +257,31 @@ def evaluate(
     """Accuracy of a model on a task's test problems, or on ``prompts`` under ``reward``.
 
     A run folder, or a model folder inside one, is evaluated as the run did: its task, rewards,
-    limits, chat template and seed, each unless it is given here; problems that it was trained on
+    environment, limits, chat template and seed, each unless given here; problems it was trained on
     are refused. A recipe gives the same, and its model. ``stop`` are strings that end an answer.
     The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
-    chosen = rows_task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
-    named = chosen if isinstance(chosen, Mapping) else None
-    brought = {"task": chosen, "rewards": reward}
-    given = [part for part, value in brought.items() if value is not None]
     own, sections = split_sections(options)
     sections["run"] = {"seed": seed, **sections.get("run", {})}
     with named_model(model, tokenizer) as name:
         source = find_source(name)
+        spec = source.env if env is None and not isinstance(task, str | Mapping) else env_spec(env)
+        asked = prompts if prompts is not None else ()
+        chosen = rows_task(task, prompts=None, test_prompts=asked, env=spec)
+        if chosen is None and env is not None:
+            chosen = source.task(env=spec)
+        named = chosen if isinstance(chosen, Mapping) else None
+        brought = {"task": chosen, "rewards": reward}
+        given = [part for part, value in brought.items() if value is not None]
         known = source.evaluation(task=named, given=given)
         values = over(known, **sections, eval=own, **stopping(stop))
         replaced = [part for part in given if not (part == "task" and named)]
         values = {part: table for part, table in values.items() if part not in replaced}
         for change in source.changes(given=given):
             warnings.warn(change, stacklevel=2)
-        recipe, supplied = make_recipe(values, None if named else chosen, reward=reward)
+        handed = None if named else chosen
+        played = spec if handed is not None else None
+        recipe, supplied = make_recipe(values, handed, reward=reward, env=played)
         return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
@@ -309,7 +323,7 @@ def generate(
 
 def play(
     model: Model,
-    env: str | Path | Mapping[str, Any] | Env | Callable[..., Any] | None = None,
+    env: EnvLike | Path | None = None,
     *,
     tokenizer: Any = None,
     prompt: str | None = None,

@@ -66,6 +66,7 @@ class Env(Protocol):
     * ``opening(state) -> str``: what the policy reads behind the last message of its prompt;
     * ``close(state)``: called once when the rollout is over, however it ended;
     * ``tools``: JSON schemas of the functions that the policy may call, for its chat template;
+    * ``scores = False``: it never ends a rollout with a score, so that rewards must;
     * coroutines (``async def``) in the place of any of these methods.
     """
 

@@ -238,7 +238,7 @@ def test_the_parts_of_a_download(tmp_path: Path) -> None:
 def test_rows_made_to_take_long_do_not(tmp_path: Path) -> None:
     """Minutes each, if every place were compared with every other."""
     for behind in ("####" * 100_000, "#### a" + " " * 400_000 + "b"):
-        (found,) = read_prompts([{"prompt": "1+1=", "answer": f"{behind}\n2"}]).values()
+        (found,) = read_prompts([{"prompt": "1+1=", "answer": f"{behind}\n2"}])[0].values()
         assert found.columns["answer"].endswith("\n2")
     (tmp_path / "wide.csv").write_text(",".join(f"c{n}" for n in range(200_000)))
     with pytest.raises(ValueError, match="holds no rows"):
@@ -247,5 +247,5 @@ def test_rows_made_to_take_long_do_not(tmp_path: Path) -> None:
 
 def test_a_number_of_numpy_is_a_number_under_every_name() -> None:
     for name in ("answer", "ground_truth"):
-        (found,) = read_prompts([{"prompt": "1+1=", name: np.int64(2)}]).values()
+        (found,) = read_prompts([{"prompt": "1+1=", name: np.int64(2)}])[0].values()
         assert found.columns["answer"] == "2"

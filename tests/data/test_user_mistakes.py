@@ -18,7 +18,7 @@ from posttrain.data.preference_sets import read_labelled, read_preferences
 from posttrain.data.row_checks import check_text
 from posttrain.data.sources import read_demonstrations
 from posttrain.registry import Function
-from posttrain.tasks.prompt_file import file_task
+from posttrain.tasks import make_task
 
 USER = {"role": "user", "content": "2+3?"}
 FIVE = {"role": "assistant", "content": "5"}
@@ -30,7 +30,7 @@ SCORED = {"prompt": "2+3=", "completion": "5", "score": 1}
 
 
 def prompts(path: Any, **columns: str) -> Any:
-    return file_task(path=path, columns=columns).prompts("train")
+    return make_task({"name": "file", "path": path, "columns": columns}).prompts("train")
 
 
 def table(*rows: dict[str, Any], cut: int = 0) -> Callable[[Path], None]:

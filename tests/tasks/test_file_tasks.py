@@ -15,6 +15,7 @@ from posttrain.tasks import make_task
 from posttrain.tasks.gsm8k import gsm8k_task
 from posttrain.tasks.prompt_file import file_task
 
+SPLITS = ("train", "test")
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(40)]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}]
 
@@ -86,6 +87,34 @@ def test_white_space_does_not_carry_a_prompt_over(tmp_path):
     assert len(task.prompts("train")) + len(task.prompts("test")) == 80
 
 
+def test_prompts_that_differ_in_their_columns_alone_need_an_environment(tmp_path):
+    """With one, an episode is a prompt and its columns, which also decide the side it is held on;
+    of the rows that have a prompt of their own the prompt decides, as it does without one.
+    """
+    again = write(tmp_path, [ROWS[0], {**ROWS[0], "answer": "2"}], name="again.jsonl")
+    with pytest.raises(ValueError, match=r":2: the prompt of .*:1 again, with other col.*task.env"):
+        make_task({"name": "file", "path": again})
+    assert len(make_task({"name": "file", "path": again, "env": "scripted"}).prompts("train")) == 2
+    hidden = [{"prompt": "Guess.", "answer": str(n)} for n in range(40)]
+    mixed = write(tmp_path, [*ROWS, *hidden], name="mixed.jsonl")
+    task = file_task(path=mixed, test_share=0.3)
+    plain = file_task(path=write(tmp_path, ROWS), test_share=0.3)
+    sides = [{p.columns["answer"] for p in task.prompts(s) if p.text == "Guess."} for s in SPLITS]
+    assert sides[0] | sides[1] == {row["answer"] for row in hidden}
+    assert len(sides[1]) == pytest.approx(12, abs=6)
+    for split in SPLITS:
+        asked = [prompt.text for prompt in task.prompts(split) if prompt.text != "Guess."]
+        assert asked == [prompt.text for prompt in plain.prompts(split)]
+    other = write(tmp_path, [{"prompt": "Guess.", "answer": "50"}], name="other.jsonl")
+    hidden_ones = write(tmp_path, hidden, name="hidden.jsonl")
+    options = {"name": "file", "path": hidden_ones, "test_path": other}
+    with pytest.raises(ValueError, match=r"the prompt of .* again, with other"):
+        make_task(options)
+    assert len(make_task({**options, "env": "scripted"}).prompts("test")) == 1
+    with pytest.raises(ValueError, match="test prompt 'test-1' is also train prompt 'train-7'"):
+        make_task({**options, "test_path": write(tmp_path, hidden[6:7]), "env": "scripted"})
+
+
 def test_a_test_file_of_its_own(tmp_path):
     train = write(tmp_path, ROWS[:30])
     test = write(tmp_path, ROWS[30:], name="test.jsonl")
@@ -103,7 +132,6 @@ def test_a_test_file_of_its_own(tmp_path):
         ([ROWS[0], {"answer": "5"}], r"rows\.jsonl:2: no column 'prompt' \(the row has 'answer'\)"),
         ([ROWS[0], {"prompt": " ", "answer": "5"}], r":2: 'prompt' is empty; fill it in or remove"),
         ([ROWS[0], {"prompt": 5, "answer": "5"}], r":2: 'prompt' must be text, got 5"),
-        ([ROWS[0], {**ROWS[0], "answer": "2"}], r":2: the prompt of .*:1 again, with other col"),
         ([ROWS[0], {"prompt": "x"}], r":2: no answer, while other rows have one \(1 of 2 lack it"),
         ([{"prompt": "x", "answer": ""}], ":1: 'answer' is empty"),
         ([{"prompt": "x", "answer": None}], ":1: 'answer' must be text, got null"),

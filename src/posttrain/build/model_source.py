@@ -46,6 +46,18 @@ class Source:
     file: str = ""
     told: tuple[str, ...] = ()
 
+    @property
+    def env(self) -> Any:
+        """The environment that its task names, if any."""
+        known = self.values.get("task")
+        return known.get("env") if isinstance(known, Mapping) else None
+
+    def task(self, *, env: Any) -> dict[str, Any] | None:
+        """Its task with another environment; None where it names no task."""
+        known = self.values.get("task")
+        own = {"name": known} if isinstance(known, str) else dict(known or {})
+        return {**own, "env": env} if "name" in own else None
+
     def evaluation(
         self, *, task: Mapping[str, Any] | None = None, given: Collection[str] = ()
     ) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and by what the user says: another system message does not make another question
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from posttrain.data.preference_sets import Labelled, Ranked, read_compared
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
 from posttrain.protocols import Task
+from posttrain.tasks.task import identity
 from posttrain.types import Prompt
 
 
@@ -23,6 +25,23 @@ def spellings(prompt: Prompt) -> list[str]:
     chat = [f"{turn['role']}: {turn['content']}" for turn in prompt.messages]
     asked = " ".join(turn["content"] for turn in prompt.messages if turn["role"] == "user")
     return [text for text in map(words, (prompt.text, asked, "\n".join(chat))) if text]
+
+
+def episodes(prompts: Sequence[Prompt]) -> list[set[str]]:
+    """What each prompt asks in an environment, which reads its columns too, in text."""
+    return [
+        {f"{text} {sorted(prompt.columns.items())!r}" for text in spellings(prompt)}
+        for prompt in prompts
+    ]
+
+
+def alone(prompts: Sequence[Prompt], among: Sequence[Prompt]) -> list[Prompt]:
+    """Those prompts that no other one there differs from in its columns only.
+
+    Where an environment reads the columns, only the text of these says which episode is meant.
+    """
+    times = Counter(map(identity, among))
+    return [prompt for prompt in prompts if times[identity(prompt)] < 2]
 
 
 def questions(prompts: Sequence[Prompt], template: Template | None = None) -> list[set[str]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.fingerprint import function_digest
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
 from posttrain.config.preference_rules import READ_AS
 from posttrain.data.conventions import understood
 from posttrain.data.row_objects import hand_over, is_columnar, row_list
-from posttrain.protocols import Split, Task
-from posttrain.tasks import PromptTask, make_task
+from posttrain.envs.shapes import hand_over as hand_over_env
+from posttrain.protocols import Env, Task
+from posttrain.tasks import PromptTask, check_told_apart, make_task
 from posttrain.tasks.prompt_file import (
     answer_check,
     default_rewards,
@@ -32,35 +35,74 @@ def data_name(data: Any, *, name: str = "data") -> str:
     return hand_over(data, name=name)
 
 
+def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> Any:
+    """What a recipe calls an environment: its name or table, or a name for an object.
+
+    A class or a function of a module is named so; what only this process has is handed over.
+
+    >>> env_spec("calculator"), env_spec({"name": "guess_number", "high": 9})["high"]
+    ('calculator', 9)
+    """
+    if env is None or isinstance(env, str | Mapping):
+        return env
+    if not callable(env) and not hasattr(env, "reply"):
+        raise ValueError(
+            f"env: expected an environment, its name, or its class or function, got {env!r}"
+        )
+    name = getattr(env, "__name__", type(env).__name__)
+    module = getattr(env, "__module__", "__main__")
+    if module != "__main__" and getattr(sys.modules.get(module), name, None) is env:
+        return f"{module}:{name}"
+    return hand_over_env(env, name=f"{name} {function_digest(env)}")
+
+
 def rows_task(
     task: str | Mapping[str, Any] | Task | None,
     *,
     prompts: str | Path | Rows | None,
     test_prompts: str | Path | Rows,
+    env: Any = None,
 ) -> Task | Mapping[str, Any] | None:
-    """The task that was given, or one made of prompts; a task by name comes back as a table."""
+    """The task that was given, or one made of prompts; a task by name comes back as a table.
+
+    ``env`` is the spec of an environment that plays them: it stands in the table.
+    """
     # Those of ``posttrain.evaluate`` are a test, and it calls them prompts.
     test_name = "prompts" if prompts is None else "test_prompts"
     train_rows, test_rows = _kept(prompts, name="prompts"), _kept(test_prompts, name=test_name)
     if task is not None:
         if prompts is not None or test_rows:
-            raise ValueError("task: it brings its own prompts; give a task or prompts, not both")
-        return {"name": task} if isinstance(task, str) else task
+            known = isinstance(task, Mapping) and "env" in task
+            raise ValueError(
+                "task: it brings its own prompts; give a task or prompts, not both"
+                + "; the environment of prompts is env=…" * known
+            )
+        table: Any = {"name": task} if isinstance(task, str) else task
+        if env is None or not isinstance(table, Mapping):
+            return table
+        if table.get("env") is not None:
+            raise ValueError("env: the task names one already, task.env; drop one of them")
+        return {**table, "env": env}
     if prompts is None and not test_rows:
         return None
-    train = _prompts("train", train_rows, name="prompts") if prompts is not None else ()
-    test = _prompts("test", test_rows, name=test_name) if test_rows else ()
-    check = answer_check((*train, *test))
+    none: tuple[dict[int, Prompt], str] = ({}, "")
+    train, alike = read_prompts(train_rows, name="prompts") if prompts is not None else none
+    test, also = read_prompts(test_rows, name=test_name) if test_rows else none
+    check = answer_check((*train.values(), *test.values()))
     shown = (train_rows, "prompts") if train else (test_rows, test_name)
-    return PromptTask(
+    made = PromptTask(
         name="prompts",
         told=understood("prompts", shown[0], name=shown[1]),
         rewards=default_rewards(check),
-        train=train,
-        test=test,
+        train=name_prompts("train", train),
+        test=name_prompts("test", test),
         solve=gold_answer,
         accuracy=check,
+        alike=alike or also,
     )
+    if env is None:
+        check_told_apart(made)
+    return made
 
 
 def _kept(rows: Any, *, name: str) -> Any:
@@ -71,10 +113,6 @@ def _kept(rows: Any, *, name: str) -> Any:
         return []
     found = row_list(rows, name=name)
     return found if is_columnar(found) else list(found)
-
-
-def _prompts(split: Split, rows: Any, *, name: str) -> tuple[Prompt, ...]:
-    return name_prompts(split, read_prompts(rows, name=name))
 
 
 def has_test(task: Task | Mapping[str, Any] | None) -> bool:

@@ -23,11 +23,17 @@ from posttrain.types import Rollout, Score
 
 
 def make_scorer(
-    specs: Mapping[str, Any], template: Template, *, device: str, own: Path | None = None
+    specs: Mapping[str, Any],
+    template: Template,
+    *,
+    device: str,
+    own: Path | None = None,
+    env: Env | None = None,
 ) -> RewardScorer:
     """The scorer of a table of rewards; ``own`` is the model that this run's stage will make.
 
-    Any other reward model is loaded and checked here, before anything is trained.
+    Any other reward model is loaded and checked here, before anything is trained. With an ``env``
+    to score, the table may be empty.
     """
     made: dict[Any, Any] = {}
     for name, given in specs.items():
@@ -46,7 +52,16 @@ def make_scorer(
         if path != OWN_STAGE:
             _ = scorer.reward
         made[scorer] = weight
-    return RewardScorer(made)
+    return RewardScorer(made, needed=env is None)
+
+
+def check_scores(env: Env | None) -> None:
+    """Refuse an environment that says of itself that it never scores, where nothing else does."""
+    if getattr(env, "scores", True) is False:
+        raise ValueError(
+            "rewards: the environment does not score, and there is no reward with a weight, so "
+            "nothing can be learned; give one: [rewards] (reward=… from Python)"
+        )
 
 
 def make_environment(

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from posttrain.build.answer_check import with_check
-from posttrain.build.scoring import close, in_workers, make_environment, make_scorer
+from posttrain.build.scoring import (
+    check_scores,
+    close,
+    in_workers,
+    make_environment,
+    make_scorer,
+)
 from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved
 from posttrain.data.template import Template
-from posttrain.envs import make_env
+from posttrain.envs import is_elsewhere, make_env
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import check_targets, with_adapters
 from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
-from posttrain.tasks import make_task
+from posttrain.tasks import check_told_apart, make_task
 from posttrain.track.progress import phase
 from posttrain.types.marks import Marks
 
@@ -200,10 +207,13 @@ def make_template(recipe: Recipe, policy: Policy, *, env: Env | None = None) -> 
     )
 
 
-def make_task_env(recipe: Recipe, policy: Policy, *, given: Any = None) -> Env | None:
+def make_task_env(
+    recipe: Recipe, policy: Policy, *, given: Any = None, needed: bool = True
+) -> Env | None:
     """The environment of ``task.env``, told how the policy's prompts and calls are written.
 
     ``given`` is one in its place: an environment as it is, or a class or function that becomes one.
+    Where it is not ``needed``, an object of another process is done without, and that is said.
     """
     named: Any = (recipe.task or {}).get("env") if given is None else given
     if hasattr(named, "reply") and not isinstance(named, type):
@@ -215,10 +225,22 @@ def make_task_env(recipe: Recipe, policy: Policy, *, given: Any = None) -> Env |
         )
     if named is None:
         return None
+    if not needed and isinstance(named, Mapping) and is_elsewhere(named["name"]):
+        warnings.warn(
+            "task.env: was handed over from Python, and no folder can hold it: every answer is "
+            "one turn here",
+            stacklevel=3,
+        )
+        return None
     template = make_template(recipe, policy)
     if not template.chat:
         return make_env(named, chat=False)
     return make_env(named, chat=True, tool_format=template.tool_format)
+
+
+def named_task(recipe: Recipe) -> Task | None:
+    """The task that a recipe names; None where it names none, or an environment alone."""
+    return make_task(recipe.task) if recipe.task is not None and "name" in recipe.task else None
 
 
 @phase("reading the data")
@@ -236,7 +258,7 @@ def make_setup(
     member: AdapterMember | None = None,
 ) -> Setup:
     """The setup of a recipe; a task, rewards or an environment that are objects take its place."""
-    task = task or (make_task(recipe.task) if recipe.task is not None else None)
+    task = task or named_task(recipe)
     env = make_task_env(recipe, policy, given=env)
     template = make_template(recipe, policy, env=env)
     own = dict(task.rewards) if task is not None else {}
@@ -246,8 +268,10 @@ def make_setup(
         specs = {**{name: monitored(given) for name, given in own.items()}, **specs}
     graded = task is not None and any(stage in ("rl", "eval") for stage in recipe.stages)
     handed = rewards
+    if env is None:
+        check_told_apart(task)
     if rewards is None and (specs or graded):
-        rewards = make_scorer(specs, template, device=device, own=reward_model)
+        rewards = make_scorer(specs, template, device=device, own=reward_model, env=env)
     elif rewards is not None and recipe.rewards:  # functions, and a reward model by name
         rewards = rewards.joined(make_scorer(specs, template, device=device, own=reward_model))
     marks = Marks()
@@ -259,6 +283,10 @@ def make_setup(
             rewards.check_columns(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
+    played = make_environment(recipe.environment, env, template=template, policy=policy)
+    if played is not None and rewards is not None and not rewards.counts:
+        check_scores(env)
+        played = replace(played, alone=True)
     return Setup(
         recipe=recipe,
         policy=policy,
@@ -267,7 +295,7 @@ def make_setup(
         task=task,
         scorer=rewards,
         handed_rewards=handed,
-        env=make_environment(recipe.environment, env, template=template, policy=policy),
+        env=played,
         marks=marks,
         engine=engine,
         reward_model=reward_model,

@@ -149,6 +149,8 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
     if bench.env_scores:
         beside = " and ".join(map(repr, marks.counted_rewards)) or "the task's rewards"
         text = f"the environment scores the episodes, not {beside}, which is only shown beside it"
+        if not marks.weights:
+            text = "the environment scores the episodes, and no reward stands beside it"
         yield Verdict("pass", text)
         return
     if not marks.counted_rewards:

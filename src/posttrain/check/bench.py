@@ -125,6 +125,11 @@ class Bench:
         return [rollout for rollouts in self.answers.values() for rollout in rollouts]
 
     @property
+    def played(self) -> bool:
+        """Whether an environment plays the prompts, and so reads their columns too."""
+        return (self.recipe.task or {}).get("env") is not None
+
+    @property
     def env_scores(self) -> bool:
         """Whether the environment scored real rollouts: the task's rewards stand beside it then."""
         found = self.rollouts if self.has("groups") else []

@@ -13,6 +13,7 @@ from posttrain.build.setup import (
     make_setup,
     make_template,
     monitored,
+    named_task,
 )
 from posttrain.build.several.sweep import members
 from posttrain.build.threads import use_threads
@@ -22,7 +23,6 @@ from posttrain.config import Resolved, cautions, resolve
 from posttrain.config.recipe_rules import trains_several
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.registry import look_up, split
-from posttrain.tasks import make_task
 from posttrain.track import TRACKERS
 
 
@@ -62,9 +62,8 @@ def _without_own_critic(recipe: Resolved) -> Resolved:
 
 def take_task(bench: Bench) -> Sequence[Verdict]:
     """Make the task; its Python warnings are verdicts."""
-    given = bench.recipe.task
     with warnings_as_verdicts() as verdicts:
-        task = bench.supplied.get("task") or (make_task(given) if given is not None else None)
+        task = bench.supplied.get("task") or named_task(bench.recipe)
     if task is not None:
         bench.task = task
     return verdicts
@@ -85,7 +84,7 @@ def write_chats(bench: Bench) -> None:
 def make_rewards(bench: Bench) -> None:
     """Make the rewards and all parts that stages share; nothing where the task is missing."""
     recipe = bench.recipe
-    if recipe.task is not None and not bench.has("task"):
+    if "name" in (recipe.task or {}) and not bench.has("task"):
         return
     setup = make_setup(
         _with_stand_in(bench) if bench.stand_in else recipe,

@@ -75,12 +75,20 @@ def find_repeated(bench: Bench) -> Iterator[Verdict]:
 
 
 def _asked(bench: Bench, prompts: Sequence[Prompt]) -> list[str]:
-    """Prompts as the template writes them (without one, as they are), folded for comparison."""
+    """Prompts as the template writes them (without one, as they are), folded for comparison.
+
+    With their columns, where an environment plays them.
+    """
     if not bench.has("setup"):
         said = [(p.text, *(message["content"] for message in p.messages)) for p in prompts]
-        return [words(" ".join(texts)).casefold() for texts in said]
-    bench.template.prepare(prompts)
-    return [bench.template.question(prompt).casefold() for prompt in prompts]
+        asked = [words(" ".join(texts)).casefold() for texts in said]
+    else:
+        bench.template.prepare(prompts)
+        asked = [bench.template.question(prompt).casefold() for prompt in prompts]
+    if not bench.played:
+        return asked
+    rows = [repr(sorted(prompt.columns.items())) for prompt in prompts]
+    return [f"{text} {row}" for text, row in zip(asked, rows, strict=True)]
 
 
 def render_first(bench: Bench) -> None:

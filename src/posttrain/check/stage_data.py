@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from posttrain.build.learners import make_teacher
 from posttrain.build.preference_rows import backbone_of, direct_rows, read_split, reward_rows
-from posttrain.build.questions import among, learned, spellings
+from posttrain.build.questions import alone, among, learned, spellings
 from posttrain.build.setup import make_template
 from posttrain.build.sft_rows import row_limit, sft_rows
 from posttrain.build.trained_rows import asks_test
@@ -37,13 +37,15 @@ def _readable(bench: Bench, read: Callable[[], Read]) -> Read | None:
 def find_leaks(bench: Bench) -> Iterator[Verdict]:
     """Whether demonstrations or preferences of a file hold problems that the run is measured by."""
     test = bench.task.prompts("test")
+    every = (*bench.task.prompts("train"), *test)
+    told = alone(test, among=every) if bench.played else test
     template = bench.template if bench.has("setup") else None
     rows_of = {"sft": "demonstrations", "reward": "preferences", "dpo": "preferences"}
     for stage, rows in rows_of.items():
         if stage not in bench.stages:
             continue
         asked = _readable(bench, partial(learned, bench.recipe, stage))
-        if found := among(test, asked or (), template=template):
+        if found := among(told, asked or (), template=template):
             shown = printable(spellings(found[0])[0], limit=60)
             yield Verdict(
                 "fail" if asks_test(bench.recipe) else "warn",

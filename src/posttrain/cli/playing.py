@@ -69,8 +69,9 @@ def play_episodes(
             which = "" if typed else f"{split} prompt {place}, "
             told = f"episode {number + 1} of {episodes} · {which}seed {seed + number}"
             watch.say(f"\n{told}" if number else told)
+            watch.asked = player.prompt(split, place)
             try:
-                watch.end(player.play(player.prompt(split, place), seed=seed + number))
+                watch.end(player.play(watch.asked, seed=seed + number))
             except EOFError:
                 watch.say("no more input: the episode ends here, without a score")
             if watch.input_over:
@@ -84,6 +85,7 @@ class _Watch:
     def __init__(self, human: str | None) -> None:
         self.input_over = self.broken = False
         self.decode: Callable[[Sequence[int]], str] = str
+        self.asked: Any = None  # the prompt, before the environment has opened
         self._human = human
         self._console = Terminal()
         self._last: Any = None
@@ -94,14 +96,17 @@ class _Watch:
             self._console.print(line, soft_wrap=True, highlight=False)
 
     def show(self, rollout: Any) -> None:
-        """The prompt, or the turn that is new."""
-        from posttrain.report.episode_text import heading, said, set_in
+        """The prompt, with what the environment opens with; or the turn that is new."""
+        from posttrain.report.episode_text import heading, opening, said, set_in
 
         self._last = rollout
         if not rollout.turns:
             tokens = rollout.prompt.tokens
             self.say(f"prompt · {counted(len(tokens), 'token')}", style="bold")
             self.say(set_in(self.decode(tokens)))
+            if opened := opening(rollout.prompt, self.asked):
+                self.say("environment · opens, in the prompt", style=STYLES["environment"])
+                self.say(set_in(opened))
             return
         head = heading(rollout, len(rollout.turns) - 1)
         writer = head.partition(" ")[0]

@@ -42,6 +42,7 @@ from posttrain.config.specs import (
     NO_CORRECTION,
     check_model,
     complete,
+    complete_env,
     complete_reward,
     complete_task,
     correction_table,
@@ -138,9 +139,12 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "eval": lambda: _eval(recipe),
     }
     makers = {stage: make for stage, make in makers.items() if stage in recipe.stages}
-    if recipe.task is not None and "task" not in supplied:
+    alone = (recipe.task or {}).keys() == {"env"}  # beside prompts that are an object, or [sft]
+    if recipe.task is not None and "task" not in supplied and not alone:
         named = None if "rewards" in supplied else recipe.rewards
         makers["task"] = lambda: complete_task(recipe.task or {}, rewards=named)
+    elif recipe.task:
+        makers["task"] = lambda: complete_env(recipe.task or {})
     if recipe.rewards or "rewards" not in supplied:
         makers["rewards"] = lambda: _rewards(recipe.rewards)
 
@@ -204,7 +208,7 @@ def _engine(
 
 def _given_once(recipe: Recipe, supplied: Collection[str]) -> None:
     given = {
-        "task": recipe.task,
+        "task": {key for key in recipe.task or {} if key != "env"},
         "rewards": recipe.rewards,
         "engine": recipe.rl and recipe.rl.engine,
     }

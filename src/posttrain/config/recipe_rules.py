@@ -46,7 +46,7 @@ def task_missing(recipe: Resolved) -> str | None:
     own_data = "sft" in recipe.stages and recipe.sft.data != "task"
     able = {"reward", "dpo", *(["sft"] if own_data else [])}
     needy = [stage for stage in recipe.stages if stage not in able]
-    if recipe.task is None and needy:
+    if (recipe.task or {}).get("name") is None and needy:
         stages = " and ".join(needy)
         return f'task: missing, and {stages} cannot do without: write [task] with name = "..."'
     return None
@@ -62,9 +62,10 @@ def engines_differ(recipe: Resolved) -> str | None:
 
 
 def rewards_without_weight(recipe: Resolved) -> str | None:
-    """At least one reward has a weight that is not 0."""
+    """At least one reward has a weight that is not 0, unless there is an environment to score."""
     weights = [reward["weight"] for reward in recipe.rewards.values()]
-    if "rl" in recipe.stages and weights and not any(weights):
+    scored = (recipe.task or {}).get("env") is not None
+    if "rl" in recipe.stages and weights and not any(weights) and not scored:
         return f"rewards: {NO_WEIGHT}"
     return None
 

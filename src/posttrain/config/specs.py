@@ -98,7 +98,6 @@ def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
 
     ``rewards`` are those of the recipe, None where they are handed over as objects.
     """
-    from posttrain.envs import CONTEXT, find_env
     from posttrain.tasks import TASKS, full_spec
 
     if "name" not in given:
@@ -111,12 +110,19 @@ def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
             raise ValueError(f"task {task['name']!r}: rename its option {word!r}; {meaning}")
     if "accuracy" in given:
         task["accuracy"] = _complete_accuracy(given["accuracy"], rewards)
-    if "env" in given:
-        name, chosen = split(given["env"], kind="task.env")
-        full = complete({"name": name, **chosen}, {}, table={name: find_env(name)}, key="task.env")
-        # What is not written is known when the model is.
-        task["env"] = {k: v for k, v in full.items() if k not in CONTEXT or k in chosen}
-    return task
+    return task | complete_env(given)
+
+
+def complete_env(given: Spec) -> Spec:
+    """``task.env`` of a table, where there is one: found, its options checked and written out."""
+    from posttrain.envs import CONTEXT, find_env
+
+    if given.get("env") is None:
+        return {}
+    name, chosen = split(given["env"], kind="task.env")
+    full = complete({"name": name, **chosen}, {}, table={name: find_env(name)}, key="task.env")
+    # What is not written is known when the model is.
+    return {"env": {k: v for k, v in full.items() if k not in CONTEXT or k in chosen}}
 
 
 def _complete_accuracy(given: Any, rewards: Mapping[str, Spec] | None) -> Spec:

@@ -18,7 +18,7 @@ from posttrain.envs.calculator import Calculator
 from posttrain.envs.guess_number import GuessNumber
 from posttrain.envs.python import Python
 from posttrain.envs.scripted_env import ScriptedEnv
-from posttrain.envs.shapes import CONTEXT, env_factory
+from posttrain.envs.shapes import CONTEXT, HANDED_OVER, env_factory, handed_over, is_elsewhere
 from posttrain.envs.tic_tac_toe import TicTacToe
 from posttrain.envs.wordle import Wordle
 from posttrain.protocols import Env
@@ -38,11 +38,13 @@ ENVS: dict[str, Callable[..., Any]] = {
     "gymnasium": GymnasiumText,
 }
 
-__all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "make_env"]
+__all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "is_elsewhere", "make_env"]
 
 
 def find_env(name: str) -> Callable[..., Env]:
     """What makes the environment of a name, whatever its shape: its keywords are the options."""
+    if name.startswith(HANDED_OVER):
+        return env_factory(handed_over(name), name=name.removeprefix(HANDED_OVER))
     return env_factory(look_up(name, ENVS, kind="task.env"), name=name)
 
 

@@ -84,6 +84,7 @@ class ClassEnv:
                 f"environment {kind.__name__}: it has no public methods, so there is no tool"
             )
         self.tools = tuple(tool_schema(getattr(kind, name)) for name in names)
+        self.scores = bool(rewards) or getattr(kind, "scores", True) is not False
         self._factory = factory
         self._rewards = tuple(rewards)
         self._until = until

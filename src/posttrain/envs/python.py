@@ -65,6 +65,8 @@ class Python:
     ('(no output)', '42')
     """
 
+    scores = False
+
     def __init__(
         self,
         *,

@@ -14,6 +14,32 @@ from posttrain.registry import look_up
 
 CONTEXT = ("tool_format", "chat")
 """Options that a run sets by what it knows of its model."""
+HANDED_OVER = "object "  # what a recipe calls an environment that was handed over from Python
+_handed: dict[str, Any] = {}
+
+
+def hand_over(env: Any, *, name: str) -> str:
+    """A name for an environment, its class or function, by which this process finds it."""
+    key = f"{HANDED_OVER}{name}"
+    _handed[key] = env
+    return key
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether a name is that of an object that another process was handed."""
+    return name.startswith(HANDED_OVER) and name not in _handed
+
+
+def handed_over(name: str) -> Callable[..., Any]:
+    """The class or function of a name that :func:`hand_over` gave, or what returns the object."""
+    if is_elsewhere(name):
+        raise ValueError(
+            f"task.env: {name.removeprefix(HANDED_OVER)} was handed over from Python, and no "
+            "folder can hold it; give it again (env=…), or write it to a module and name it "
+            "module:Name"
+        )
+    env = _handed[name]
+    return (lambda: env) if hasattr(env, "reply") and not isinstance(env, type) else env
 
 
 def env_factory(found: Callable[..., Any], *, name: str) -> Callable[..., Env]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.track.printable import counted
-from posttrain.types import Rollout, Turn
+from posttrain.types import Prompt, Rollout, Turn
 
 _ENDS = {"length": " · cut at max_new_tokens", "stop_string": " · ended by a stop string"}
 _LIMITS = {
@@ -32,6 +32,18 @@ def heading(rollout: Rollout, place: int) -> str:
         return f"policy · turn {number} · {tokens}{_ENDS.get(turn.stop_reason, '')}"
     earned = f" · turn {number} earned {turn.reward:+g}" if turn.reward else ""
     return f"environment · {tokens}{earned}"
+
+
+def opening(opened: Prompt, asked: Prompt) -> str:
+    """What an environment has put behind a prompt, or the last message of its user.
+
+    >>> opening(Prompt(id="", text="Play. You begin."), Prompt(id="", text="Play."))
+    ' You begin.'
+    """
+    if opened.text != asked.text:
+        return opened.text.removeprefix(asked.text)
+    both = zip(opened.messages, asked.messages, strict=True)
+    return "".join(new["content"].removeprefix(old["content"]) for new, old in both)
 
 
 def said(turn: Turn) -> str:

@@ -35,7 +35,8 @@ class RewardScorer:
     A reward that raises, or returns anything but a number of at most 1e30 or a ``Score``, makes the
     score ``invalid``, with the reason: that is never a wrong answer's 0. One of weight 0
     is only monitored: what breaks there is a missing part and a ``reason``, and ``NAME/broken`` is
-    1 (0 for the others that were scored with it); the score stands.
+    1 (0 for the others that were scored with it); the score stands. Where something else scores,
+    no reward is ``needed``.
 
     >>> scorer = RewardScorer({"numeric": {"weight": 0.9, "extract": "tag"}, "format": 0.1})
     >>> prompt = Prompt(id="train-0", text="2+3=", columns={"answer": "5"})
@@ -44,8 +45,8 @@ class RewardScorer:
     {'numeric': 1.0, 'format': 0.0}
     """
 
-    def __init__(self, specs: Specs, *, grader: Grader = grade) -> None:
-        if not specs:
+    def __init__(self, specs: Specs, *, grader: Grader = grade, needed: bool = True) -> None:
+        if not specs and needed:
             raise ValueError(
                 "rewards: none given; name at least one, for example {'exact': 1.0}. "
                 f"Known: {', '.join(sorted(REWARDS))}, or 'module:function'"
@@ -81,6 +82,11 @@ class RewardScorer:
         added = replace(bind(name, {**options, "weight": 0.0}), name=called)
         other.rewards = (*self.rewards, added)
         return other, called
+
+    @property
+    def counts(self) -> bool:
+        """Whether any reward has a weight, so that its score says something."""
+        return not all(reward.monitored for reward in self.rewards)
 
     @property
     def functions(self) -> tuple[BoundReward, ...]:

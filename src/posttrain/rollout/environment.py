@@ -28,6 +28,10 @@ Kept = list[tuple[int, Plain]]
 """The answers of one sequence, each with a digest of the turn that it answers (0: the opening)."""
 MARKS = {"score": -1, "counts": -2}  # in the place of a digest: what was asked at the end
 _WHOLE = Score(value=0.0)
+NOTHING_SCORES = (
+    "the environment ended the episode without a score, and no reward has a weight; let it score "
+    "(a method reward(), a number at the end), or give a reward"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,8 @@ class Environment:
 
     ``render`` writes the prompts behind which the environment says something before the first turn.
     An episode is over after ``max_turns`` turns of the policy, and where its ``max_tokens`` leave
-    no room for another turn; 0 is no limit. ``longest`` is the policy's context.
+    no room for another turn; 0 is no limit. ``longest`` is the policy's context. One that is
+    ``alone`` has no rewards beside it: what it does not score is broken.
     """
 
     pool: EnvPool
@@ -45,6 +50,7 @@ class Environment:
     max_turns: int = 0
     max_tokens: int = 0
     longest: int | None = None
+    alone: bool = False
 
     def close(self) -> None:
         """End its workers."""
@@ -91,6 +97,7 @@ class Conversations:
         self._limits: dict[int, Literal["", "max_turns", "max_tokens"]] = {}
         self._parts: dict[int, Mapping[str, float]] = {}
         self._given: Counter[int] = Counter()
+        self._worth: set[int] = set()  # what was earned is all that they are worth
         self._seed, self._room = 0, 0
         self._begun, self._waited = time.perf_counter(), 0.0
         self._last: dict[int, float] = {}
@@ -143,6 +150,8 @@ class Conversations:
             limit = "max_tokens" if self._given[number] > read else self._limits.get(number, "")
             ended.append(replace(rollout, limit=limit))
         cut = {n: r for n, r in enumerate(ended) if r.limit and n not in self.scores}
+        if "score" not in self._pool.methods:
+            self._worth |= cut.keys()  # nothing more than it has given so far
         for number, answer in self._about("score", cut).items():
             self._end_with(ended[number], number, answer=answer)
         whole = {n: r for n, r in enumerate(ended) if self.scores.get(n, _WHOLE).ok}
@@ -174,11 +183,11 @@ class Conversations:
 
     def scored(self, number: int, graded: Score) -> Score:
         """The score of a sequence, of which the rewards say ``graded``."""
-        given = self.scores.get(number)
-        if given is None:
-            score = with_earned(graded, self._earned.get(number, 0.0))
-        else:
-            score = over(graded, given)
+        given, earned = self.scores.get(number), self._earned.get(number, 0.0)
+        if given is None and self._env.alone:
+            broken = Score(value=0.0, state="invalid", reason=NOTHING_SCORES)
+            given = with_earned(_WHOLE, earned) if number in self._worth else broken
+        score = with_earned(graded, earned) if given is None else over(graded, given)
         counted = {f"env/{name}": value for name, value in self._parts.get(number, {}).items()}
         return replace(score, parts={**score.parts, **counted}) if counted else score
 
@@ -239,6 +248,8 @@ class Conversations:
 
     def _read(self, rollout: Rollout, number: int, *, answer: Answer | Failure) -> Turn | None:
         earned = self._earned[number] = sum(turn.reward for turn in rollout.turns)
+        if isinstance(answer, Observation):
+            self._worth.add(number)
         if isinstance(answer, Observation | str | list | tuple):
             try:
                 turn = self._turn(answer, to=rollout.turns[-1])

@@ -87,6 +87,6 @@ def digest_of(prompts: Sequence[Prompt], *, num_samples: int, seed: int) -> str:
     >>> digest_of([prompt], num_samples=2, seed=0) == digest_of([prompt], num_samples=2, seed=1)
     False
     """
-    asked = [[prompt.id, prompt.tokens] for prompt in prompts]
+    asked = [[prompt.id, prompt.tokens, repr(prompt.columns)] for prompt in prompts]
     text = json.dumps([asked, num_samples, seed])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -37,8 +37,11 @@ def next_steps(facts: RunFacts, recipe: Resolved) -> list[str]:
     open_ones = [finding for finding in facts.findings if finding["until"] is None]
     run = facts.run
     lines = _against(open_ones, run, recipe=recipe) if open_ones else _onwards(facts, recipe)
-    asked = _ask if (recipe.task or {}).get("env") is None else _play
-    return [*lines, *asked(run, facts.problems)]
+    task = recipe.task or {}
+    if task.get("env") is None:
+        return [*lines, *_ask(run, facts.problems)]
+    # No command knows the rows that were handed over from Python beside an environment.
+    return [*lines, *(_play(run, facts.problems) if "name" in task else [])]
 
 
 def _against(

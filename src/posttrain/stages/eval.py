@@ -60,7 +60,8 @@ def evaluate_recipe(
     asked = training or (recipe.eval is not None and recipe.eval.max_new_tokens)
     task = supplied.get("task") or make_task(resolved.task or {})
     check_has_test(task, resolved.task)
-    check_unseen(task, resolved.model.name, chosen=chosen)
+    played = (resolved.task or {}).get("env") is not None
+    check_unseen(task, resolved.model.name, chosen=chosen, played=played)
     check_models(resolved)
     device = choose_device(resolved)
     policy = make_policy(resolved, resolved.model.name, device=device)

@@ -20,7 +20,7 @@ from posttrain.tasks.number_ranges import guess_number_task
 from posttrain.tasks.prompt_file import file_task
 from posttrain.tasks.reasoning_gym import reasoning_gym_task
 from posttrain.tasks.sort import sort_task
-from posttrain.tasks.task import PromptTask
+from posttrain.tasks.task import PromptTask, check_told_apart
 
 TASKS: dict[str, Callable[..., Task]] = {
     "sort": sort_task,
@@ -36,11 +36,20 @@ TASKS: dict[str, Callable[..., Task]] = {
     "reasoning_gym": reasoning_gym_task,  # also written reasoning_gym:NAME
 }
 
-__all__ = ["TASKS", "PromptTask", "demonstrations", "full_spec", "make_task"]
+__all__ = [
+    "TASKS",
+    "PromptTask",
+    "check_told_apart",
+    "demonstrations",
+    "full_spec",
+    "make_task",
+]
 
 
 def make_task(spec: Spec) -> Task:
     """The task a spec names, made with its options; ``accuracy`` and ``env`` are for others.
+
+    Prompts that differ in their columns alone are refused, unless there is an ``env``.
 
     >>> task = make_task({"name": "sort", "length": 3, "num_train": 10, "num_test": 2})
     >>> task.prompts("train")[0].text
@@ -50,6 +59,8 @@ def make_task(spec: Spec) -> Task:
         key: value for key, value in full_spec(spec).items() if key not in ("accuracy", "env")
     }
     task: Task = resolve(options, TASKS, kind="task")()
+    if isinstance(spec, str) or spec.get("env") is None:
+        check_told_apart(task)
     return task
 
 

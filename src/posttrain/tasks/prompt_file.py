@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from posttrain.protocols import Split
 from posttrain.rewards.numeric import parse_number
 from posttrain.rewards.sample_data import FROM_ROLLOUT
 from posttrain.tasks.splits import held_out
-from posttrain.tasks.task import PromptTask, identity
+from posttrain.tasks.task import PromptTask, episode, identity
 from posttrain.types import Prompt
 
 # The reward that checks answers where none of the recipe does: it accepts no wrong answer, and
@@ -43,20 +44,24 @@ def file_task(
     side when others are added. Without either there is no test split.
 
     A row that repeats an earlier one is dropped, with a warning that counts them. The same prompt
-    with other columns is an error, and so is an empty prompt. An ``answer`` is text; a number is
-    turned into text. Where all prompts have one and no reward checks it, ``exact`` does, or
-    ``numeric`` where all of them are numbers.
+    with other columns is another episode of an environment, and held out by these too; without one
+    it is an error. So is an empty prompt. An ``answer`` is text; a number is turned into text.
+    Where all prompts have one and no reward checks it, ``exact`` does, or ``numeric`` where all of
+    them are numbers.
     """
     if test_path is not None and test_share:
         raise ValueError("task 'file': give test_path or test_share, not both")
     if not 0 <= test_share < 1:
         raise ValueError(f"task 'file': test_share must be from 0 to below 1, got {test_share}")
-    rows = read_prompts(path, columns=columns)
+    rows, alike = read_prompts(path, columns=columns)
     if test_path is not None:
-        train, test = rows, read_prompts(test_path, columns=columns)
+        train, (test, also) = rows, read_prompts(test_path, columns=columns)
+        alike = alike or also
     else:
-        train = {line: p for line, p in rows.items() if not _is_test(p, test_share)}
-        test = {line: p for line, p in rows.items() if _is_test(p, test_share)}
+        times = Counter(map(identity, rows.values()))
+        held = {n for n, p in rows.items() if _is_test(p, test_share, alone=times[identity(p)] < 2)}
+        train = {line: p for line, p in rows.items() if line not in held}
+        test = {line: p for line, p in rows.items() if line in held}
     if not train or (test_share and not test):
         raise ValueError(
             f"task 'file': test_share={test_share} leaves {len(train)} rows of {path} for "
@@ -71,6 +76,7 @@ def file_task(
         test=name_prompts("test", test),
         solve=gold_answer,
         accuracy=check,
+        alike=alike,
     )
 
 
@@ -91,10 +97,14 @@ def default_rewards(check: Mapping[str, str] | None) -> dict[str, float]:
     return {check["name"]: 1.0} if check else {}
 
 
-def _is_test(prompt: Prompt, share: float) -> bool:
-    """Whether a prompt is in the test split; white space and roles do not change its side."""
+def _is_test(prompt: Prompt, share: float, *, alone: bool) -> bool:
+    """Whether a prompt is in the test split; white space and roles do not change its side.
+
+    One that does not stand ``alone`` in its file, but with other columns too, goes by these.
+    """
     words = [prompt.text, *(message["content"] for message in prompt.messages)]
-    return held_out(" ".join(" ".join(words).split()), share=share)
+    said = " ".join(" ".join(words).split())
+    return held_out(said if alone else episode(prompt), share=share)
 
 
 def name_prompts(split: Split, prompts: Mapping[int, Prompt]) -> tuple[Prompt, ...]:
@@ -104,26 +114,31 @@ def name_prompts(split: Split, prompts: Mapping[int, Prompt]) -> tuple[Prompt, .
 
 def read_prompts(
     source: Any, *, columns: Mapping[str, str] | None = None, name: str = "prompts"
-) -> dict[int, Prompt]:
-    """The prompts of a source by line or number, each once; ``name`` is that of an object.
+) -> tuple[dict[int, Prompt], str]:
+    """The prompts of a source by line or number, and which differ in their columns alone.
 
-    >>> read_prompts([{"question": "1+1=", "answer": 2}])[0].columns
+    Each stands there once; ``name`` is that of an object.
+
+    >>> read_prompts([{"question": "1+1=", "answer": 2}])[0][0].columns
     {'question': '1+1=', 'answer': '2'}
     """
     prompts: dict[int, Prompt] = {}
     places: dict[int, str] = {}
     first: dict[str, int] = {}
-    num_repeated = 0
+    seen: set[str] = set()
+    num_repeated, alike = 0, ""
     for number, where, row in read_as("prompts", source, columns=columns, name=name):
         prompt = _prompt(row, where=where)
         earlier = first.setdefault(identity(prompt), number)
-        if earlier == number:
-            prompts[number], places[number] = prompt, where
-        elif prompts[earlier].columns == prompt.columns:
+        if episode(prompt) in seen:
             num_repeated += 1
-        else:
-            raise ValueError(
-                f"{where}: the prompt of {places[earlier]} again, with other columns; keep one"
+            continue
+        seen.add(episode(prompt))
+        prompts[number], places[number] = prompt, where
+        if earlier != number and not alike:
+            alike = (
+                f"{where}: the prompt of {places[earlier]} again, with other columns; keep one, or "
+                "name an environment that reads them (task.env; env=… from Python)"
             )
     if num_repeated:
         repeat, are = ("row repeats", "is") if num_repeated == 1 else ("rows repeat", "are")
@@ -138,7 +153,7 @@ def read_prompts(
             f"{places[missing[0]]}: no answer, while other rows have one ({len(missing)} of "
             f"{len(prompts)} lack it); fill it in or remove the row"
         )
-    return prompts
+    return prompts, alike
 
 
 def _prompt(row: dict[str, Any], *, where: str) -> Prompt:

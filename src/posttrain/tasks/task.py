@@ -22,7 +22,8 @@ class PromptTask:
     or the messages of a whole conversation that begins with the prompt. One whose prompts have
     right answers says in ``accuracy`` which reward checks them, by name or as a table of a name and
     options. ``told`` is how the rows of a file were understood, for the user to read;
-    ``weights`` are those of a mixture, by what the column ``task`` of its prompts says.
+    ``weights`` are those of a mixture, by what the column ``task`` of its prompts says. ``alike``
+    says which prompts differ in their columns alone: only an environment makes them two.
 
     >>> task = PromptTask(
     ...     name="capitals",
@@ -44,6 +45,7 @@ class PromptTask:
     accuracy: Spec | None = None
     told: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
+    alike: str = ""
 
     def __post_init__(self) -> None:
         everything = (*self.train, *self.test)
@@ -53,12 +55,18 @@ class PromptTask:
             if not prompt.text.strip() and not prompt.messages:
                 raise ValueError(f"task {self.name!r}: prompt {prompt.id!r} is empty; remove it")
         asked = {identity(prompt): prompt.id for prompt in self.train}
+        played = {episode(prompt): prompt.id for prompt in self.train}
         for prompt in self.test:
-            if identity(prompt) in asked:
-                raise ValueError(
-                    f"task {self.name!r}: test prompt {prompt.id!r} is also train prompt "
-                    f"{asked[identity(prompt)]!r}; remove one of them, or the test measures memory"
-                )
+            if (known := asked.get(identity(prompt))) is None:
+                continue
+            same = played.get(episode(prompt))
+            both = (
+                f"task {self.name!r}: test prompt {prompt.id!r} is also train prompt "
+                f"{same or known!r}; remove one of them, or the test measures memory"
+            )
+            if same is not None:
+                raise ValueError(both)
+            self.alike = self.alike or both
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         """The prompts of a split, in a fixed order."""
@@ -80,3 +88,19 @@ def identity(prompt: Prompt) -> str:
     if prompt.messages:
         return json.dumps([dict(message) for message in prompt.messages], sort_keys=True)
     return json.dumps(prompt.text)
+
+
+def episode(prompt: Prompt) -> str:
+    """What makes two episodes of an environment the same, which reads the columns too.
+
+    >>> one, other = (Prompt(id="", text="Guess.", columns={"target": n}) for n in (3, 5))
+    >>> identity(one) == identity(other), episode(one) == episode(other)
+    (True, False)
+    """
+    return f"{identity(prompt)} {sorted(prompt.columns.items())!r}"
+
+
+def check_told_apart(task: object) -> None:
+    """Refuse prompts that differ in their columns alone, where no environment reads these."""
+    if alike := getattr(task, "alike", ""):
+        raise ValueError(alike)

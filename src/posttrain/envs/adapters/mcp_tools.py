@@ -38,6 +38,8 @@ class McpTools:
     Needs mcp: ``pip install 'posttrain[mcp]'``.
     """
 
+    scores = False
+
     def __init__(
         self,
         *,

@@ -78,7 +78,7 @@ class LoadedPolicy:
             check_model(recipe.model.name)
             self.policy = make_policy(recipe, recipe.model.name, device=choose_device(recipe))
         self.policy.model.eval()
-        self._env = make_task_env(recipe, self.policy)
+        self._env = make_task_env(recipe, self.policy, needed=False)
         self.template = make_template(recipe, self.policy, env=self._env)
         compute = recipe.model.compute
         engine = make_engine("native", self.policy, template=self.template, compute=compute)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from posttrain.options.stage_options import (
     SftOptions,
 )
 from posttrain.pipelines.callbacks import Callback
-from posttrain.protocols import Reward, Task
+from posttrain.protocols import Env, Reward, Task
 from posttrain.registry import nearest
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.stages.results import Run
@@ -44,6 +44,7 @@ class TransformersModel(Protocol):
 Model = str | Path | TransformersModel
 Data = str | Path | Rows
 TaskLike = str | Mapping[str, Any] | Task
+EnvLike = str | Mapping[str, Any] | Env | Callable[..., Any]
 Rewards = str | Reward | Mapping[Any, Any] | Sequence[str | Reward]
 # Options that are sections of their own, not keys of the stage's.
 SECTIONS = {"run_options": "run", "model_options": "model"} | {
@@ -82,6 +83,7 @@ class TrainingCall:
         beside: Mapping[str, Any] | None = None,
         task: Task | Mapping[str, Any] | None = None,
         reward: Rewards | None = None,
+        env: Any = None,
     ) -> Run:
         """Run the stages, the first of them with these options, in the folder that is meant."""
         check_parameters(stages[0], options)
@@ -103,7 +105,7 @@ class TrainingCall:
                 stages[0]: own,
                 **(beside or {}),
             }
-            recipe, supplied = make_recipe(given, task, reward=reward)
+            recipe, supplied = make_recipe(given, task, reward=reward, env=env)
             if self.callbacks:
                 supplied["callbacks"] = _callables(self.callbacks)
             return run(
@@ -149,6 +151,7 @@ def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
     """
     asks = stage in ("rl", "prefer")
     own = {"prompts", "test_prompts", "reward", "task"} if asks else {"data", "test_data"}
+    own |= {"env"} if stage in ("rl", "sft") else set()
     known = {field.name for field in fields(TrainingCall)} | own
     other = {
         "rewards": "reward",
@@ -157,6 +160,7 @@ def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
         "eval_dataset": "test_prompts" if asks else "test_data",
         "output_dir": "folder",
         "processing_class": "tokenizer",
+        **({"environment_factory": "env"} if "env" in own else {}),
     }
     for name in options.keys() - STAGE_OPTIONS[stage].__annotations__.keys() - known:
         meant = other.get(name) or nearest(name, {*known, *SECTIONS}, cutoff=0.8)
@@ -172,24 +176,39 @@ def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     for name, value in sections.items():
         if not isinstance(value, Mapping) and name != "sweep":
             called = next(option for option, section in SECTIONS.items() if section == name)
+            hint = "; an environment itself is env=…" * (name == "environment")
             raise ValueError(
                 f"{called}: expected a mapping of the keys of [{name}], got {value!r}; "
-                "docs/configuration.md lists them"
+                f"docs/configuration.md lists them{hint}"
             )
     return own, sections
 
 
 def make_recipe(
-    given: dict[str, Any], task: Task | Mapping[str, Any] | None, *, reward: Rewards | None = None
+    given: dict[str, Any],
+    task: Task | Mapping[str, Any] | None,
+    *,
+    reward: Rewards | None = None,
+    env: Any = None,
 ) -> tuple[Recipe, Supplied]:
-    """A recipe, and beside it the parts that are objects; what has a name goes into the recipe."""
+    """A recipe, and beside it the parts that are objects; what has a name goes into the recipe.
+
+    ``env`` is the spec of the environment of a task that is an object.
+    """
     if isinstance(task, Mapping):
         given, task = {**given, "task": dict(task)}, None
+    elif env is not None:
+        if task is None and "sft" not in given:
+            raise ValueError(
+                "prompts: missing, and an environment brings none; give prompts=…, or a task"
+            )
+        given = {**given, "task": {"env": env}}
     table = _weights(reward)
     if all(isinstance(name, str) for name in table):
         given = given if reward is None else _with_rewards(given, table)
         return recipe_from_dict(given), _supplied(task=task)
-    if "rl" in given and not any(table.values()):
+    played = (given.get("task") or {}).get("env") is not None
+    if "rl" in given and not any(table.values()) and not played:
         raise ValueError(f"reward: {NO_WEIGHT}")
     # A reward model is made with the policy; functions, and what has a name beside them, here.
     models = {name: spec for name, spec in table.items() if name == MODEL_REWARD}
