@@ -14,12 +14,18 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import clipped, token_mean
 from posttrain.fast.replicas import Replicas, replicas_for, sharing_weights, takes_replicas
+from posttrain.learn import sums
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.learn.sums import LEAST
 from posttrain.models.frozen import Reference
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
+
+
+@pytest.fixture(autouse=True)
+def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a test are shared out that would be too small for it."""
+    monkeypatch.setattr(sums, "LEAST", SHARE)
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-GROUPS, MEMBERS, PROMPT, ANSWER = 6, 4, 5, 40
+GROUPS, MEMBERS, PROMPT, ANSWER, SHARE = 6, 4, 5, 40, 80
 
 
 def made_up(*, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
@@ -87,7 +93,7 @@ def gradients(one: LocalLearner, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("keep_groups", [False, True])
 def test_the_gradient_is_that_of_one_pass_after_the_other(replicas: int, keep_groups: bool) -> None:
     batch = made_up()
-    assert int(batch.active.sum()) > 2 * LEAST, "several replicas have something to do"
+    assert int(batch.active.sum()) > 8 * SHARE, "every replica has something to do"
     options = {"keep_groups": keep_groups, "micro_batch_tokens": 150}
     plain = gradients(learner(replicas=1, **options), batch)
     found = gradients(learner(replicas=replicas, **options), batch)
@@ -223,3 +229,22 @@ def test_a_critic_or_a_reference_learn_and_answer_as_ever() -> None:
     with_reference = learner(replicas=3, reference=Reference())
     inferred = with_reference.infer(batch)
     torch.testing.assert_close(inferred.ref_logprobs, inferred.old_logprobs)
+
+
+def test_a_small_batch_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes over few tokens take as long as those over some more."""
+    shared: list[int] = []
+    each = Replicas.each
+    monkeypatch.setattr(
+        Replicas,
+        "each",
+        lambda own, work, shares: shared.append(len(shares)) or each(own, work, shares),
+    )
+    one, batch = learner(replicas=3), made_up()
+    few = batch.select(torch.arange(4))
+    assert SHARE < int(few.active.sum()) < 2 * SHARE
+    one.step(few, Objective(loss))
+    assert shared == []
+    one.step(batch.select(torch.arange(6)), Objective(loss))
+    one.step(batch, Objective(loss))
+    assert shared == [2, 3]

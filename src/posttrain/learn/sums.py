@@ -17,7 +17,7 @@ from posttrain.types import Batch, Terms
 
 _SAID = ("logprobs", "entropy", "values", "divergence")
 _STOPPED = ("clip_low", "clip_high")
-LEAST = 256  # chosen tokens of a replica's share: passes over fewer cost more than they gain
+LEAST = 1024  # chosen tokens of a replica's share: passes over fewer cost more than they gain
 
 
 class Sums:
