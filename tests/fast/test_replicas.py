@@ -45,7 +45,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-GROUPS, MEMBERS, PROMPT, ANSWER, SHARE = 6, 4, 5, 40, 80
+GROUPS, MEMBERS, PROMPT, ANSWER, SHARE = 6, 4, 5, 40, 40
 
 
 def made_up(*, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
@@ -165,7 +165,7 @@ def test_replicas_share_memory_but_no_gradient() -> None:
     model.lm_head.weight.requires_grad_(False)
     other = sharing_weights(model)
     for weight, replica in zip(model.parameters(), other.parameters(), strict=True):
-        assert replica is not weight
+        assert (replica is weight) is not weight.requires_grad
         assert replica.data_ptr() == weight.data_ptr()
         assert replica.requires_grad == weight.requires_grad
     for buffer, replica in zip(model.buffers(), other.buffers(), strict=True):
@@ -241,10 +241,10 @@ def test_a_small_batch_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
         lambda own, work, shares: shared.append(len(shares)) or each(own, work, shares),
     )
     one, batch = learner(replicas=3), made_up()
-    few = batch.select(torch.arange(4))
+    few = batch.select(torch.arange(3))
     assert SHARE < int(few.active.sum()) < 2 * SHARE
     one.step(few, Objective(loss))
     assert shared == []
-    one.step(batch.select(torch.arange(6)), Objective(loss))
+    one.step(batch.select(torch.arange(4)), Objective(loss))
     one.step(batch, Objective(loss))
     assert shared == [2, 3]

@@ -70,16 +70,20 @@ class Replicas:
 
 
 def sharing_weights(model: nn.Module) -> nn.Module:
-    """A copy of the model with the same weights and buffers, in the same memory."""
-    known: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    """A copy of the model with the same weights and buffers, in the same memory.
+
+    Those that learn are parameters of its own, for their gradients; the others are the same ones.
+    """
+    known: dict[int, Any] = {id(kept): kept for kept in (*model.buffers(), *model.parameters())}
     for weight in model.parameters():
-        known[id(weight)] = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
+        if weight.requires_grad:
+            known[id(weight)] = nn.Parameter(weight.detach())
     return copy.deepcopy(model, known)
 
 
 def _add_gradients(model: nn.Module, other: nn.Module) -> None:
     for weight, replica in zip(model.parameters(), other.parameters(), strict=True):
-        if replica.grad is None:
+        if replica.grad is None or replica is weight:
             continue
         if weight.grad is None:
             weight.grad = replica.grad
