@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from small_model import small_model
 from torch import Tensor, nn
 
 from posttrain.algorithms import clipped, token_mean
+from posttrain.fast import replicas as fast_replicas
 from posttrain.fast.replicas import Replicas, replicas_for, sharing_weights, takes_replicas
 from posttrain.learn import sums
 from posttrain.learn.learner import LocalLearner
@@ -24,8 +27,23 @@ from posttrain.types import Batch, Terms
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a test are shared out that would be too small for it."""
+    """Batches of a test are shared out that would be too small for it; its loss is trusted."""
     monkeypatch.setattr(sums, "LEAST", SHARE)
+    monkeypatch.setattr(fast_replicas, "KNOWN", {*fast_replicas.KNOWN, __name__.split(".")[0]})
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Into how many shares each batch was parted."""
+    seen: list[int] = []
+    each = Replicas.each
+
+    def counted(own: Replicas, work: Any, shares: Any) -> Any:
+        seen.append(len(shares))
+        return each(own, work, shares)
+
+    monkeypatch.setattr(Replicas, "each", counted)
+    return seen
 
 
 @pytest.fixture
@@ -91,12 +109,15 @@ def gradients(one: LocalLearner, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("replicas", [2, 3, 8])
 @pytest.mark.parametrize("keep_groups", [False, True])
-def test_the_gradient_is_that_of_one_pass_after_the_other(replicas: int, keep_groups: bool) -> None:
+def test_the_gradient_is_that_of_one_pass_after_the_other(
+    replicas: int, keep_groups: bool, shared: list[int]
+) -> None:
     batch = made_up()
     assert int(batch.active.sum()) > 8 * SHARE, "every replica has something to do"
     options = {"keep_groups": keep_groups, "micro_batch_tokens": 150}
     plain = gradients(learner(replicas=1, **options), batch)
     found = gradients(learner(replicas=replicas, **options), batch)
+    assert shared == [min(replicas, 6) if keep_groups else replicas]
     for name, expected in plain.items():
         torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-12)
 
@@ -220,6 +241,9 @@ def test_who_has_replicas() -> None:
     assert replicas_for(small_model(), 2) == 2
     assert replicas_for(small_model(), 64) == 8
     assert replicas_for(nn.Linear(1024, 1024), 64) == 1
+    own = nn.Sequential(small_model())
+    own.__class__ = type("Own", (nn.Sequential,), {"__module__": "users_own"})
+    assert not takes_replicas(own), "it may hold what cannot be copied"
     with torch.device("meta"):
         assert replicas_for(nn.Linear(2, 2), 2) == 1
 
@@ -231,15 +255,8 @@ def test_a_critic_or_a_reference_learn_and_answer_as_ever() -> None:
     torch.testing.assert_close(inferred.ref_logprobs, inferred.old_logprobs)
 
 
-def test_a_small_batch_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_batch_is_not_shared_out(shared: list[int]) -> None:
     """Passes over few tokens take as long as those over some more."""
-    shared: list[int] = []
-    each = Replicas.each
-    monkeypatch.setattr(
-        Replicas,
-        "each",
-        lambda own, work, shares: shared.append(len(shares)) or each(own, work, shares),
-    )
     one, batch = learner(replicas=3), made_up()
     few = batch.select(torch.arange(3))
     assert SHARE < int(few.active.sum()) < 2 * SHARE
@@ -248,3 +265,78 @@ def test_a_small_batch_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     one.step(batch.select(torch.arange(4)), Objective(loss))
     one.step(batch, Objective(loss))
     assert shared == [2, 3]
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_hook_on_a_weight_sees_the_whole_gradient(shared: list[int]) -> None:
+    """Who keeps rows of the embedding as they are by a hook must not find them changed."""
+    found = []
+    for replicas in (1, 3):
+        one = learner(replicas=replicas)
+        weight = one.model.get_input_embeddings().weight
+        weight.register_hook(
+            lambda gradient: gradient * (torch.arange(len(gradient)) > 20)[:, None]
+        )
+        one.step(made_up(), Objective(loss))
+        found.append(weight.detach().clone())
+    assert torch.equal(found[0][:20], found[1][:20])
+    assert torch.equal(found[0], found[1])
+    assert shared == []
+
+
+def test_a_loss_or_a_model_of_a_users_own_is_called_by_one_thread(
+    monkeypatch: pytest.MonkeyPatch, shared: list[int]
+) -> None:
+    """It may keep count, or draw random numbers in the order of calls."""
+    one, batch = learner(replicas=3), made_up()
+    one.model.train()
+    one.step(batch, Objective(loss))
+    one.model.eval()
+    monkeypatch.undo()
+    monkeypatch.setattr(sums, "LEAST", SHARE)
+    replicas = one._replicas
+    assert replicas is not None
+    assert replicas.take(functools.partial(token_mean, given=clipped))
+    for own in (loss, functools.partial(loss), functools.partial(token_mean, given=loss)):
+        assert not replicas.take(own)
+    one.step(batch, Objective(loss))
+    assert shared == []
+
+
+def test_an_interrupt_leaves_no_thread_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient would be added to that of the next step."""
+    replicas, begun = Replicas(nn.Linear(2, 2, bias=False), 2), threading.Barrier(3)
+    go_on = threading.Event()
+    calls = []
+
+    def interrupted(running: Any) -> None:
+        calls.append(len(running))
+        if len(calls) == 1:
+            begun.wait()
+            go_on.set()
+            raise KeyboardInterrupt
+        concurrent.futures.wait(running)
+
+    def work(model: nn.Module, share: int) -> None:
+        begun.wait()
+        go_on.wait()
+        model(torch.ones(1, 2)).sum().backward()
+
+    monkeypatch.setattr(fast_replicas, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replicas.each(work, [0, 1])
+    assert calls == [2, 2]
+    replicas.model.zero_grad()
+    replicas.each(lambda model, share: model(torch.ones(1, 2)).sum().backward(), [0, 1])
+    assert torch.equal(replicas.model.weight.grad, torch.full((2, 2), 2.0))
+
+
+def test_a_change_of_the_model_between_steps_is_seen_by_all() -> None:
+    replicas = Replicas(nn.Sequential(nn.Linear(2, 2)), 2)
+
+    def work(model: nn.Module, share: int) -> float:
+        return float(model[0].scale)
+
+    for scale in (1.0, 0.5):
+        replicas.model[0].scale = scale
+        assert replicas.each(work, [0, 1]) == [scale, scale]

@@ -55,8 +55,8 @@ class Setup:
     ``marks`` says what its rewards mean; ``handed_rewards`` are those that were handed over.
     ``engine`` is one that was, and stays its owner's to close. ``reward_model`` is where the stage
     reward of this run leaves its model. ``cluster`` makes what learns and samples elsewhere; it is
-    its owner's to close too. ``member`` is this policy's place among those of one run. So many
-    ``replicas`` of a small model learn at the same time on a CPU.
+    its owner's to close too. ``member`` is this policy's place among those of one run. ``replicas``
+    is how many of a small model learn at the same time on a CPU.
     """
 
     recipe: Resolved

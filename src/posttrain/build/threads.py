@@ -93,9 +93,16 @@ def use_threads(recipe: Recipe, policy: Policy) -> Threads:
     """Choose the threads of a new run, and give them to torch."""
     own = recipe.run.threads or torch.get_num_threads()
     chosen = choose_threads(recipe, policy)
-    if choose_device(recipe) == "cpu":  # they wait for nothing but each other's end: no trial
+    if _learns_in_replicas(recipe, policy):  # they share no operation: their number needs no trial
         chosen = replace(chosen, replicas=replicas_for(policy.model, own))
     return _used(chosen)
+
+
+def _learns_in_replicas(recipe: Recipe, policy: Policy) -> bool:
+    others = (recipe.rl.critic if recipe.rl else None, recipe.teacher and recipe.teacher.model)
+    several = recipe.sweep or (recipe.rl and (recipe.rl.adapters or 1) > 1)
+    on_cpu = choose_device(recipe) == "cpu"
+    return on_cpu and not any(others) and not several and takes_replicas(policy.model)
 
 
 def _used(chosen: Threads) -> Threads:
@@ -120,7 +127,7 @@ def choose_threads(recipe: Recipe, policy: Policy, *, measure: Measure | None = 
         return Threads(number=own, reason="torch's own, without a trial")
     counts = [own >> halved for halved in range(own.bit_length())]
     with phase("trying how many threads are fastest"), torch.random.fork_rng(devices=[]):
-        learns = not takes_replicas(policy.model)
+        learns = not _learns_in_replicas(recipe, policy)
         seconds = try_each(counts, measure or _trial(policy, weights, learns=learns))
     chosen = pick(seconds)
     tried = ", ".join(f"{1000 * seconds[count]:.0f} ms with {count}" for count in sorted(counts))
@@ -173,8 +180,8 @@ def _as_recorded(number: int, *, replicas: int) -> Threads:
 def _trial(policy: Policy, weights: int, *, learns: bool) -> Measure:
     """A small step of the model: passes of one token a row, as in sampling, and one that learns.
 
-    Without the former where one thread samples anyway; and where replicas learn, in threads of
-    their own, the pass is one that scores.
+    Where one thread samples anyway, without those that sample. Where replicas learn, in threads of
+    their own, the last pass has no gradient.
     """
     model, length = policy.model, 16
     sampled = 0 if samples_alone(model) else SAMPLED

@@ -10,6 +10,7 @@ on which of them is the first to be done. The plain twin is one pass after the o
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from typing import Any, TypeVar
@@ -17,13 +18,14 @@ from typing import Any, TypeVar
 from torch import nn
 
 from posttrain.cpu_threads import single_threads
-from posttrain.models.adapter_group import choice_of
 
 Share = TypeVar("Share")
 Result = TypeVar("Result")
 
-SMALL = 2**17  # weights of a matrix, on average, from which threads share its products well
+LARGE = 2**17  # weights of a matrix, on average, from which threads share its products well
 MOST = 8  # threads of a large machine: with more of them the shares of a batch are small
+KNOWN = {"posttrain", "torch", "transformers", "functools"}  # packages whose code is as wanted here
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Replicas:
@@ -32,9 +34,22 @@ class Replicas:
     def __init__(self, model: nn.Module, count: int) -> None:
         self.count = count
         self.model = model
-        self._others: list[nn.Module] = []
-        self._as_copied: Any = None
         self._threads: Executor | None = None
+
+    def take(self, function: Callable[..., Any]) -> bool:
+        """Whether several threads may call this function on replicas of the model as it is now.
+
+        One of a user's may keep a state or draw random numbers, in the order in which it is called;
+        so may a model with hooks, or one in training mode, which has dropout.
+        """
+        parts = (*self.model.modules(), *self.model.parameters())
+        hooked = any(
+            getattr(part, name, None)
+            for part in parts
+            for name in (*HOOKS, "_post_accumulate_grad_hooks")
+        )
+        training = any(module.training for module in self.model.modules())
+        return not hooked and not training and is_known(function)
 
     def each(
         self, work: Callable[[nn.Module, Share], Result], shares: Sequence[Share]
@@ -46,27 +61,23 @@ class Replicas:
         """
         if self._threads is None:
             self._threads = single_threads(self.count)
-        models = [self.model, *self._copied()[: len(shares) - 1]]
-        for other in models[1:]:
-            other.zero_grad(set_to_none=True)
+        # Made anew each time, in milliseconds: whatever was changed in the model, they have it too.
+        models = [self.model, *(sharing_weights(self.model) for _ in shares[1:])]
         running = [
             self._threads.submit(work, model, share)
             for model, share in zip(models, shares, strict=True)
         ]
-        wait(running)  # for all, also where one of them has failed
+        try:
+            wait(running)  # for all, also where one of them has failed
+        except BaseException:  # an interrupt: what still runs would add to the next gradient
+            for one in running:
+                one.cancel()
+            wait(running)
+            raise
         found = [one.result() for one in running]
         for other in models[1:]:
             _add_gradients(self.model, other)
         return found
-
-    def _copied(self) -> list[nn.Module]:
-        """The others, made anew where the model has other weights or another mode by now."""
-        state = [(w.data_ptr(), w.requires_grad) for w in self.model.parameters()]
-        modes = [module.training for module in self.model.modules()]
-        if self._as_copied != (state, modes):
-            self._others = [sharing_weights(self.model) for _ in range(1, self.count)]
-            self._as_copied = (state, modes)
-        return self._others
 
 
 def sharing_weights(model: nn.Module) -> nn.Module:
@@ -92,14 +103,28 @@ def _add_gradients(model: nn.Module, other: nn.Module) -> None:
         replica.grad = None
 
 
+def is_known(function: Callable[..., Any]) -> bool:
+    """Whether a function is of this library or of PyTorch, and so are those that it is given.
+
+    >>> is_known(functools.partial(copy.copy)), is_known(functools.partial(nn.functional.relu))
+    (False, True)
+    """
+    if isinstance(function, functools.partial):
+        given = (function.func, *function.args, *function.keywords.values())
+        return all(is_known(one) for one in given if callable(one))
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.split(".")[0] in KNOWN
+
+
 def takes_replicas(model: nn.Module) -> bool:
     """Whether whole passes at the same time are faster: on a CPU, where matrices are small.
 
-    Not for several adapters beside one base: which of them computes is a state of the model.
+    Only of a model of transformers: another one may have what cannot be copied.
     """
     sizes = [weight.numel() for weight in model.parameters() if weight.ndim > 1]
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return on_cpu and sum(sizes) < SMALL * len(sizes) and choice_of(model) is None
+    known = all(is_known(type(module)) for module in model.modules())
+    return on_cpu and known and sum(sizes) < LARGE * len(sizes)
 
 
 def replicas_for(model: nn.Module, threads: int) -> int:

@@ -25,6 +25,7 @@ from posttrain.fast.score import (
     score_tokens,
     shares_prompts,
     states_before,
+    takes_replicas,
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learning_way import check_compared, check_room, learning_way
@@ -59,9 +60,9 @@ class LocalLearner:
     A ``teacher`` scores the same tokens as the policy, and is never trained; ``infer`` asks it
     unless ``teacher_infers`` is off, because the loss takes distributions alone from it.
     ``compute`` is what the forward pass runs in. With ``captured``, passes are replayed from CUDA
-    graphs; with ``replicas``, so many threads of a CPU make those of a step, where there is neither
-    critic nor teacher. Over several ``ranks`` the models are sharded: each must be asked the same,
-    and the first calls ``save``, with the whole ``weights``.
+    graphs; with ``replicas``, this many threads of a CPU make those of a step, where there is no
+    critic and no teacher. Over several ``ranks`` the models are sharded: each must be asked the
+    same, and the first calls ``save``, with the whole ``weights``.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class LocalLearner:
         self._keep_groups = keep_groups
         self._captured: tuple[CapturedPasses, ...] = ()
         keep_freed(self.device)
-        alone = critic is None and teacher is None and ranks.size == 1
+        alone = critic is None and teacher is None and ranks.size == 1 and takes_replicas(model)
         self._replicas = Replicas(model, replicas) if replicas > 1 and alone else None
         if captured and self.device.type == "cuda" and self._sharding is None:
             modules = (model, *(part.module for part in (critic,) if part is not None))
@@ -250,10 +251,10 @@ class LocalLearner:
     def _add_all(self, batch: Batch, objective: Objective, *, sums: Sums, places: Tensor) -> None:
         """Forward, and backward where gradients are enabled: here, or by the replicas' threads."""
         work = functools.partial(self._in_turn, objective=objective)
-        if self._replicas is None:
+        if self._replicas is None or not self._replicas.take(objective.terms):
             work(batch, sums=sums, places=places, model=self.model)
         else:
-            self._shares_prompts(batch.tokens.shape[1])  # a model is probed here, by one thread
+            self._shares_prompts(batch.tokens.shape[1])  # asked now: it changes the model meanwhile
             among: Any = {"replicas": self._replicas, "keep_groups": self._keep_groups}
             replicated(work, batch, sums=sums, places=places, **among)
 

@@ -21,8 +21,8 @@ def without_folders(text: str, *folders: str | Path) -> str:
 
     In the names of ``folders``, of the home and of the current folder there may be spaces.
 
-    >>> without_folders("no /home/me/a.json, path=/home/me/b.json; see https://a.org/b/c, 1/2")
-    'no a.json, path=b.json; see https://a.org/b/c, 1/2'
+    >>> without_folders("no /home/me/a.json, path=/home/me/b.json; see https://a.org/b/c, 1 / 2")
+    'no a.json, path=b.json; see https://a.org/b/c, 1 / 2'
     """
     for folder in _known(folders):
         pattern = rf"(?<!\w){re.escape(folder)}{WORD}*"
@@ -42,7 +42,7 @@ def settings_without_folders(value: Any) -> Any:
         here = len(path.parts[0]) < 256 and path.exists()  # longer ones are no names of files
         if path.is_absolute() or value.startswith((".", "~")) or here:
             return path.name
-        return value if " " in value else _INSIDE.sub(lambda found: Path(found[0]).name, value)
+        return without_folders(value)
     return value
 
 
@@ -55,7 +55,7 @@ def _last_part(word: str) -> str:
         here = path.expanduser().is_absolute() or path.expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # a stranger's word that can be no path
         here = True
-    return path.name if here else word
+    return (path.name or word) if here else word
 
 
 def _known(folders: tuple[str | Path, ...]) -> list[str]:
