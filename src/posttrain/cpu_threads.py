@@ -10,20 +10,22 @@ from threading import Barrier, Lock
 import torch
 
 _INSIDE: list[int] = []  # for each thread inside computing_threads, what the process was given
-_LOCK = Lock()
+# Held where a thread starts another. Until the new one runs, CPython 3.11 knows it by the number of
+# its starter: an exception that is raised in the starter by that number would end the new one.
+STARTING = Lock()
 
 
 @contextmanager
 def computing_threads(alone: bool) -> Iterator[None]:
     """One thread computes inside where it is to be ``alone``, else as many as the process has."""
-    with _LOCK:
+    with STARTING:
         number = _INSIDE[0] if _INSIDE else _given_threads()
         _INSIDE.append(number)
     try:
         torch.set_num_threads(1 if alone else number)
         yield
     finally:
-        with _LOCK:
+        with STARTING:
             _INSIDE.pop()
         torch.set_num_threads(number)
 
@@ -36,7 +38,7 @@ def _given_threads() -> int:
 
 def single_threads(count: int) -> ThreadPoolExecutor:
     """``count`` threads that each compute alone; the process keeps the number that it has."""
-    with _LOCK:  # torch tells new threads the number that was set last, by whichever thread
+    with STARTING:  # torch tells new threads the number that was set last, by whichever thread
         number = _INSIDE[0] if _INSIDE else _given_threads()
         pool = ThreadPoolExecutor(count, "replica", initializer=_compute_alone)
         started = Barrier(count)

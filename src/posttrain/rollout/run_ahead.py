@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 
 import torch
 
+from posttrain.cpu_threads import STARTING
 from posttrain.protocols import Sync
 from posttrain.types import Collected
 
@@ -203,6 +204,7 @@ class _Lane:
 
 def _interrupt(thread: threading.Thread) -> None:
     """Raise ``_Closed`` in a thread at its next instruction, as Ctrl-C does in the main thread."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Closed)
-    )
+    with STARTING:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Closed)
+        )
