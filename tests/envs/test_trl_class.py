@@ -210,7 +210,7 @@ def test_play(
     asked = [*model, "--prompt", "Open the safe."]
     found = command(*asked, "--max-new-tokens", 4)
     assert found.code == 0, found.err
-    assert "\n  Open the safe. The dial is at 0.\npolicy · turn 1 · " in found.out
+    assert "\n  Open the safe. The dial is at 0.\nenvironment · opens, in the prompt" in found.out
     assert "\nscore 0 · env 0 · " in found.out
     lines = [
         '<tool>{"name": "turn", "arguments": {"steps": 7}}</tool>',

@@ -99,8 +99,9 @@ def use_threads(recipe: Recipe, policy: Policy) -> Threads:
 
 
 def _learns_in_replicas(recipe: Recipe, policy: Policy) -> bool:
-    others = (recipe.rl.critic if recipe.rl else None, recipe.teacher and recipe.teacher.model)
-    several = recipe.sweep or (recipe.rl and (recipe.rl.adapters or 1) > 1)
+    rl = recipe.rl if "rl" in recipe.stages else None  # a resolved recipe has no other sections
+    others = (rl and rl.critic, recipe.teacher and recipe.teacher.model)
+    several = recipe.sweep or (rl and (rl.adapters or 1) > 1)
     on_cpu = choose_device(recipe) == "cpu"
     return on_cpu and not any(others) and not several and takes_replicas(policy.model)
 
