@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import function_digest
+from posttrain.build.preference_rows import PAIRS, TEST_PAIRS
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
 from posttrain.config.preference_rules import READ_AS
@@ -30,9 +33,23 @@ Rows = Iterable[str | Mapping[str, Any]]
 
 def data_name(data: Any, *, name: str = "data") -> str:
     """What a recipe calls data: the path or hub id, or a name for rows that are handed over."""
-    if isinstance(data, str | Path):
-        return str(data)
+    if isinstance(data, str | PathLike):
+        return os.fspath(data)
     return hand_over(data, name=name)
+
+
+def preference_data(data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Preferences as a stage has them, with its options ``given``.
+
+    A run, by its object or folder, stands for the preferences that it has made, held-out ones too.
+    """
+    made = Path(data) / "prefer" if isinstance(data, str | PathLike) else None
+    if made is None or not (made / PAIRS).is_file():
+        return {"data": data_name(data), **given}
+    files = {"data": str(made / PAIRS)}
+    if given.get("test_share") is None and (made / TEST_PAIRS).is_file():
+        files["test_data"] = str(made / TEST_PAIRS)
+    return {**files, **given}
 
 
 def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> Any:

@@ -46,6 +46,19 @@ def _as_reward(name: str, given: Any) -> Spec:
     return {"weight": float(weight), **spec}
 
 
+def _as_kl(value: Any) -> Any:
+    if value is False:
+        return {"placement": "none"}
+    return {"placement": value} if isinstance(value, str) else value
+
+
+def _as_adapter(value: Any) -> Any:
+    return {"rank": USUAL_RANK if value else 0} if isinstance(value, bool) else value
+
+
+USUAL_RANK = 16  # of an adapter that is only asked for: adapter = true
+AS_KL = BeforeValidator(_as_kl)
+AS_ADAPTER = BeforeValidator(_as_adapter)
 PIECE = Expected("a name, or a table with a name and options")
 Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
 OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]

@@ -20,6 +20,8 @@ from posttrain.config.data_stages import (
     WrittenPrefer,
 )
 from posttrain.config.fields import (
+    AS_ADAPTER,
+    AS_KL,
     STAGES,
     AdapterSection,
     Expected,
@@ -252,7 +254,9 @@ class WrittenRl(Optimiser):
     advantage: OptionalPiece = later("the algorithm's", "How rewards become advantages.")
     loss: OptionalPiece = later("the algorithm's", "The policy loss of a token.")
     weights: OptionalPiece = later("the algorithm's", "How the losses of tokens are averaged.")
-    kl: WrittenKl | None = later("the algorithm's", "The divergence from the reference model.")
+    kl: Annotated[WrittenKl | None, AS_KL, Expected('a table, false, "loss" or "reward"')] = later(
+        "the algorithm's", "The divergence from the reference model; false: none."
+    )
     critic: WrittenCritic | None = later("the algorithm's", "The value model.")
     whiten_rewards: Annotated[
         bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
@@ -312,7 +316,9 @@ class Recipe(Section):
 
     run: WrittenRun = key(WrittenRun(), "The run.")
     model: ModelSection = key(ModelSection(), "The model.")
-    adapter: AdapterSection = key(AdapterSection(), "Low-rank adapters.")
+    adapter: Annotated[AdapterSection, AS_ADAPTER, Expected("a table, true or false")] = key(
+        AdapterSection(), "Low-rank adapters; true: of rank 16."
+    )
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     grading: GradingSection = key(GradingSection(), "How rewards are run.")

@@ -55,7 +55,7 @@ class OptimiserOptions(TypedDict, total=False):
     """``[model]`` of a recipe."""
     cluster: ClusterOptions
     """``[cluster]`` of a recipe."""
-    adapter: AdapterOptions
+    adapter: AdapterOptions | bool
     """``[adapter]`` of a recipe."""
 
 
@@ -213,8 +213,8 @@ class RlOptions(OptimiserOptions, total=False):
     """The policy loss of a token."""
     weights: str | Mapping[str, Any] | None
     """How the losses of tokens are averaged."""
-    kl: KlOptions | None
-    """The divergence from the reference model."""
+    kl: KlOptions | Literal[False, "none", "loss", "reward"] | None
+    """The divergence from the reference model; false: none."""
     critic: CriticOptions | None
     """The value model."""
     whiten_rewards: bool | Literal["population", "sample"]

@@ -111,8 +111,6 @@ def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
     if "sft" not in folder.stages or recipe.written.rl is None or not recipe.source:
         return []
     model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
-    if recipe.model.options:  # they were those of the model before
-        model += ["--model.options", "{}"]
     return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
 
 

@@ -15,9 +15,9 @@ from posttrain.build.setup import (
     make_policy,
     make_setup,
     make_template,
-    of_any_model,
 )
 from posttrain.config import resolve
+from posttrain.config.specs import of_any_model
 from posttrain.envs import ENVS
 from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split

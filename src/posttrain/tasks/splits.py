@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TypeVar
 
 Problem = TypeVar("Problem")
 
 HELD_OUT_SHARE = 0.2
+USUAL = (1000, 200)  # num_train and num_test where they are not given
 _ENUMERABLE = 2**16
 
 
@@ -43,32 +44,64 @@ def shuffled(size: int, *, seed: int, num_needed: int) -> Iterator[int]:
             yield number
 
 
+def sizes(num_train: int | None, num_test: int | None) -> tuple[int, int]:
+    """The numbers that were asked for; in place of None the usual ones.
+
+    >>> sizes(None, 20)
+    (1000, 20)
+    """
+    usual_train, usual_test = USUAL
+    return (
+        usual_train if num_train is None else num_train,
+        usual_test if num_test is None else num_test,
+    )
+
+
 def sample_splits(
     problems: Iterable[Problem],
     *,
     identity: Callable[[Problem], str],
-    num_train: int,
-    num_test: int,
+    num_train: int | None,
+    num_test: int | None,
     kind: str,
     fix: str,
 ) -> tuple[list[Problem], list[Problem]]:
     """The first ``num_train`` and ``num_test`` problems of a stream, each to its side.
 
-    ``identity`` says what must not stand on both sides. A stream that ends too early is a
-    ``ValueError`` that says how many there are, and ``fix``. More of one split leaves the other
-    as it is.
+    ``identity`` says what must not stand on both sides. A stream that ends before a number that
+    was asked for is a ``ValueError`` that says how many there are, and ``fix``; in place of None
+    it may end before the usual number. More of one split leaves the other as it is.
     """
     for name, number in {"num_train": num_train, "num_test": num_test}.items():
-        if number < (name == "num_train"):
+        if number is not None and number < (name == "num_train"):
             raise ValueError(f"{kind}: {name} must be at least {int(name == 'num_train')}")
+    most_train, most_test = sizes(num_train, num_test)
     train: list[Problem] = []
     test: list[Problem] = []
     for problem in problems:
         (test if held_out(identity(problem)) else train).append(problem)
-        if len(train) >= num_train and len(test) >= num_test:
-            return train[:num_train], test[:num_test]
-    raise ValueError(
-        f"{kind}: asked for num_train={num_train:,} and num_test={num_test:,}, but "
-        f"there are {len(train):,} problems for training and {len(test):,} for the test (a hash "
-        f"holds out a fifth); ask for fewer, or {fix}"
-    )
+        if len(train) >= most_train and len(test) >= most_test:
+            break
+    if len(train) < (num_train or 1) or len(test) < (num_test or 0):
+        asked = {"num_train": num_train, "num_test": num_test}.items()
+        wanted = " and ".join(f"{name}={number:,}" for name, number in asked if number is not None)
+        raise ValueError(
+            f"{kind}: asked for {wanted or 'problems for training'}, but "
+            f"there are {len(train):,} problems for training and {len(test):,} for the test (a "
+            f"hash holds out a fifth); ask for fewer, or {fix}"
+        )
+    return train[:most_train], test[:most_test]
+
+
+def told_fewer(
+    kind: str, train: Sized, test: Sized, *, asked: tuple[int | None, int | None]
+) -> str:
+    """That a task has fewer problems than are usual; empty where it has as many.
+
+    >>> told_fewer("task 'sort'", "abc", "d", asked=(None, None))
+    "task 'sort': 3 training and 1 test problems; there are fewer than the default 1,000 and 200"
+    """
+    if (len(train), len(test)) == sizes(*asked):
+        return ""
+    counts = f"{len(train):,} training and {len(test):,} test problems"
+    return f"{kind}: {counts}; there are fewer than the default {USUAL[0]:,} and {USUAL[1]:,}"
