@@ -51,6 +51,12 @@ def hinted(completion, hint):
 def digits(completion):
     return sum(character.isdigit() for character in completion) / max(1, len(completion))
 
+def longer(completion):
+    return len(completion) / 100
+
+def shorter(completion):
+    return 1 - len(completion) / 100
+
 def nonsense(completion, answer):
     return len(completion) % 2
 

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from check.broken_recipes import BROKEN, HEALTHY, Broken, page_rows, recipe_of, write_files
+from check.broken_recipes import (
+    BROKEN,
+    HEALTHY,
+    SMALL,
+    Broken,
+    page_rows,
+    recipe_of,
+    write_files,
+)
 from rich.console import Console
 from small_runs import recipe, small_run
 
@@ -551,3 +559,14 @@ def test_the_command(
         assert words in capsys.readouterr().err
     (folder / "bad.toml").unlink()
     assert sorted(folder.iterdir()) == files
+
+
+def test_cut_answers_that_earn_as_much_as_others_are_no_warning(folder: Path) -> None:
+    """A reward may ask for all the tokens there are; one that finished answers earn does not."""
+    tiny = {"name": "tiny", "options": SMALL}
+    changes = {"model": tiny, "rl.max_new_tokens": 2, "run.stages": ["rl"]}
+    report = check_recipe(recipe_of({**changes, "rewards": {"my_rewards:longer": 1.0}}), fast=True)
+    line = find(report, "length")
+    assert (line.state, "% truncated" in line.text) == ("pass", True)
+    report = check_recipe(recipe_of({**changes, "rewards": {"my_rewards:shorter": 1.0}}), fast=True)
+    assert find(report, "length").state == "warn"

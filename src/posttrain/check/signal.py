@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from posttrain.build.rendered_prompts import render_prompts
 from posttrain.build.sampler import make_sampling
@@ -117,7 +118,7 @@ def measure_accuracy(bench: Bench) -> Verdict:
     learned = any(marks.weights.get(name) for name in marks.counted_rewards)
     fix = f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}"
     return Verdict(
-        "warn" if not sum(counts) and useful(groups) and learned else "pass",
+        "warn" if marks.check and not sum(counts) and useful(groups) and learned else "pass",
         f"{text} (right by {marks.check!r})" if marks.check else text,
         bench.usual_first(fix, of=SAMPLING),
         "" if marks.check else "full marks",
@@ -129,8 +130,7 @@ def _learnable(marks: Marks) -> str:
     others = [n for n, weight in marks.weights.items() if weight and n not in marks.counted_rewards]
     if others:
         return f"no answer is right, so only the other rewards ({', '.join(others)}) can be learned"
-    missing = "no answer is right" if marks.check else "no completion has full marks"
-    return f"{missing}, so only the differences between lower marks can be learned"
+    return "no answer is right, so only the differences between lower marks can be learned"
 
 
 def compare_groups(bench: Bench) -> Verdict:
@@ -203,6 +203,9 @@ def _nothing(bench: Bench) -> tuple[str, str]:
             why = "all wrong" if marks.counted_rewards else "all alike"
             fix = f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or "
             fix += "raise rl.group_size or rl.temperature"
+            if bench.recipe.model.name == "tiny" and "sft" not in bench.recipe.stages:
+                fix = 'add [sft] before: the model "tiny" has random weights, and no group_size '
+                fix += "makes up for that; or give partial credit in [rewards]"
         else:
             why = "some all right, some all wrong"
             fix = "raise rl.temperature or rl.group_size, or take prompts in between"
@@ -219,16 +222,25 @@ def measure_length(bench: Bench) -> Verdict:
     turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
     lengths = [len(turn.tokens) for turn in turns]
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
+    harm = cut > 0.5 and not _cut_ones_earn(bench.rollouts)
     several = ""
     if bench.setup.env is not None:
         several = f" a turn, {len(turns) / len(bench.rollouts):.1f} turns a rollout"
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
-        "warn" if cut > 0.5 else "pass",  # only a warning: a cut completion can still be graded
+        "warn" if harm else "pass",  # only a warning: a cut completion can still be graded
         f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens{several}, "
         f"{cut:.0%} truncated",
         bench.usual_first(fix, of=SAMPLING),
     )
+
+
+def _cut_ones_earn(rollouts: Sequence[Rollout]) -> bool:
+    """Whether cut completions differ in their scores, and have no less than finished ones."""
+    valid = [r for r in rollouts if r.score is not None and r.score.ok]
+    cut = [r.score.value for r in valid if r.score and r.stop_reason == "length"]
+    ended = [r.score.value for r in valid if r.score and r.stop_reason != "length"]
+    return len(set(cut)) > 1 and (not ended or fmean(cut) >= fmean(ended))
 
 
 def _warmer(bench: Bench) -> str:

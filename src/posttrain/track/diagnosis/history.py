@@ -193,6 +193,18 @@ def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
     return math.sqrt(2 * statistics.fmean(inside) / steps) if inside else math.inf
 
 
+def rising(values: Sequence[float]) -> bool:
+    """Whether values rise beyond chance: their correlation with time has a t-value above 4.
+
+    >>> rising([0.1, 0.12, 0.13, 0.17, 0.25]), rising([0.1, 0.12, 0.1, 0.17, 0.1])
+    (True, False)
+    """
+    if len(values) < WINDOW or len(set(values)) == 1:
+        return False
+    r = statistics.correlation(range(len(values)), values)
+    return r > 0 and r * r * (len(values) - 2) > 16 * (1 - r * r)
+
+
 def resamples(history: History, setup: Background) -> bool:
     """Whether groups that agree are dropped and others drawn in their place.
 

@@ -47,6 +47,10 @@ class Rule:
     stages: tuple[str, ...] = ("rl",)
 
 
+UNTRAINED = (
+    'The model "tiny" has learned nothing yet, and a larger rl.group_size cannot help: warm it up '
+    "with [sft] first, name a trained model"
+)
 KNOWN_BY_HEART = "The train prompts are known by heart"
 
 RULES: dict[str, Rule] = {
@@ -57,6 +61,7 @@ RULES: dict[str, Rule] = {
         remedies={
             "all wrong": "Take easier prompts, warm up with [sft], give partial credit in "
             "[rewards], or raise rl.group_size.",
+            "all wrong with random weights": f"{UNTRAINED}, or give partial credit in [rewards].",
             "all wrong after [sft]": "Raise sft.epochs until some answers are right, take easier "
             "prompts, give partial credit in [rewards], or raise rl.group_size.",
             "all right": "Held-out problems are right too: stop, or take harder prompts.",
@@ -69,6 +74,8 @@ RULES: dict[str, Rule] = {
             "every episode scores 0": "Let the environment give partial credit, or rewards of "
             "turns; take easier prompts, warm up with [sft], or raise rl.group_size. "
             "`posttrain play` shows what the policy does in it.",
+            "every episode scores 0 with random weights": f"{UNTRAINED}, or let the environment "
+            "give partial credit. `posttrain play` shows what the policy does in it.",
             "every episode scores 0 after [sft]": "Raise sft.epochs until some episodes score, let "
             "the environment give partial credit, or rewards of turns, take easier prompts, or "
             "raise rl.group_size. `posttrain play` shows what the policy does in it.",
