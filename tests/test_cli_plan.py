@@ -123,7 +123,9 @@ def test_what_makes_a_model_fit_is_written_as_a_recipe_has_it(posttrain: Command
     assert code == 0
     said, _, lines = out.partition("# in a recipe\n")
     words = " ".join(said.split())
-    assert "With rl.checkpoint_activations = true, adapter.rank = 16 it does: 0.48 GiB" in words
+    assert (
+        "It would fit with rl.checkpoint_activations = true, adapter.rank = 16: 0.48 GiB" in words
+    )
     assert "smaller model" not in words
     written = tomllib.loads(lines)
     assert written == {"rl": {"checkpoint_activations": True}, "adapter": {"rank": 16}}

@@ -166,7 +166,7 @@ def test_an_engine_that_keeps_its_own_weights_is_found_out(folder: Path) -> None
     assert find(report, "weights to engine").state == "fail"
     assert find(report, "engine and learner").state == "warn"
     for mode in ("stop", "warn"):
-        with pytest.raises(CheckFailedError, match=r'rl\.check = "off" goes on'):
+        with pytest.raises(CheckFailedError, match=r'rl\.check = "off" runs anyway'):
             report.enforce(mode)
 
 
@@ -457,7 +457,7 @@ def test_what_a_run_would_raise_fails_and_the_kind_of_error_is_said(
     monkeypatch.setattr(checklist, "CHECKS", [row._replace(at=checklist.ALWAYS) for row in rows])
     assert run_checks(Bench("check")) == [
         Line("data", "task", "pass", "so far"),
-        Line("data", "task", "fail", "KeyError: 'x'", "mend this, then check again"),
+        Line("data", "task", "fail", "KeyError: 'x'", "fix this, then check again"),
         Line("data", "task", "fail", "rows: none", "give some"),
     ]
     with pytest.raises(KeyError):

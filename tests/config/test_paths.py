@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_its_own_files_from_any_folder(command: Command, cut:
     done = command("resume", cut)
     assert done.code == 0, done.err
     assert f"goes on in {cut.parent}, where it was started" in done.out
-    assert "sft: finished already" in done.out
+    assert "sft: already finished" in done.out
     records = RunFolder(cut).stage("rl").records()
     assert [record["reward/part/mine_of_places:tidy"] for record in records] == [0.25, 0.25]
 

@@ -229,7 +229,7 @@ def policy_of(folder: RunFolder) -> Path:
         )
     if model is None or model == folder.stage("reward").model:
         raise ValueError(
-            f"{folder.path}: no stage of this run has finished a policy; go on with it (posttrain "
+            f"{folder.path}: no stage of this run has trained a policy; continue it (posttrain "
             "resume), or name one of its checkpoints: RUN/rl/checkpoints/step-…/model"
         )
     return model

@@ -51,7 +51,7 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False, played: bool =
         f"{shown!r}), so the result"
     )
     if chosen:
-        warnings.warn(f"prompts: {where} is in part that of memory", stacklevel=3)
+        warnings.warn(f"prompts: {where} partly measures memory", stacklevel=3)
         return
     again = command_line("posttrain", "eval", run)
     raise ValueError(

@@ -51,7 +51,7 @@ def sample(bench: Bench) -> Verdict | None:
             except PromptTooLong:  # another line of the report says how many are too long
                 why = "no prompt leaves room for an answer"
     text = f"signal, numerics and resources: {why}"
-    return Verdict("warn", text, "mend what fails above, then check again", "not checked")
+    return Verdict("warn", text, "fix what fails above, then check again", "not checked")
 
 
 @phase("checking: a few rollouts")
@@ -147,7 +147,7 @@ def compare_groups(bench: Bench) -> Verdict:
             return Verdict("warn", text, fix)
         text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
         also = f", or {_weigh(bench.setup.marks)}" if bench.setup.marks.only_shown else ""
-        return Verdict("fail", text, f"mend the reward: there is nothing that it tells apart{also}")
+        return Verdict("fail", text, f"fix the reward: there is nothing that it tells apart{also}")
     fix = (
         "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
         "prompts of a difficulty that fits"
@@ -175,9 +175,9 @@ def _nothing(bench: Bench) -> tuple[str, str]:
     right = sum(is_right(rollout, marks) for rollout in rollouts)
     alike = all(len({r.tokens for r in group}) == 1 for group in groups)
     many = len(groups) > 1 and len(groups[0]) > 1
-    full = "mend a reward that gives full marks to everything"
+    full = "fix a reward that gives full marks to everything"
     if not scores(rollouts):
-        why, fix = "no score is valid", f"mend {bench.to_mend}"
+        why, fix = "no score is valid", f"fix {bench.to_mend}"
     elif bench.env_scores:
         values = {score.value for score in scores(rollouts)}
         why = "a prompt's episodes all score the same"
@@ -210,7 +210,7 @@ def _nothing(bench: Bench) -> tuple[str, str]:
             why = "some all right, some all wrong"
             fix = "raise rl.temperature or rl.group_size, or take prompts in between"
         fix = bench.usual_first(fix, of=SAMPLING)
-    return f"nothing to learn from: 100 % of {len(groups)} groups agree ({why})", fix
+    return f"nothing to learn from: 100% of {len(groups)} groups agree ({why})", fix
 
 
 def _weigh(marks: Marks) -> str:
@@ -222,13 +222,15 @@ def measure_length(bench: Bench) -> Verdict:
     turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
     lengths = [len(turn.tokens) for turn in turns]
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
-    harm = cut > 0.5 and not _cut_ones_earn(bench.rollouts)
+    fine = not bench.setup.marks.check and _cut_ones_earn(bench.rollouts)
     several = ""
     if bench.setup.env is not None:
         several = f" a turn, {len(turns) / len(bench.rollouts):.1f} turns a rollout"
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
-        "warn" if harm else "pass",  # only a warning: a cut completion can still be graded
+        "warn"
+        if cut > 0.5 and not fine
+        else "pass",  # only a warning: a cut completion can still be graded
         f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens{several}, "
         f"{cut:.0%} truncated",
         bench.usual_first(fix, of=SAMPLING),
@@ -264,11 +266,11 @@ def show_episode(bench: Bench) -> Verdict | None:
     ]
     trained = sum(row.trained for row in bench.episode)
     text = (
-        f"{counted(len(rollout.turns), 'turn')}, {trained} of {len(rollout.tokens)} tokens behind "
+        f"{counted(len(rollout.turns), 'turn')}, {trained} of {len(rollout.tokens)} tokens after "
         "the prompt are trained on, those of the policy; token by token below"
     )
     right = all(row.trained == (row.writer == "policy") for row in bench.episode)
-    fix = "report this as a fault of posttrain: tokens of the policy alone may be trained on"
+    fix = "report this as a bug in posttrain: only tokens of the policy may be trained on"
     return Verdict("pass" if right else "fail", text, fix)
 
 

@@ -118,7 +118,7 @@ class EnvironmentSection(Section):
     memory_mb: int = key(2048, "Memory that a worker may take for its episodes.", ge=1)
     max_turns: int = key(32, "Turns of the policy after which an episode is over; 0: any.", ge=0)
     max_tokens: int = key(
-        0, "Tokens behind the prompt, of both sides, that an episode may have; 0: any.", ge=0
+        0, "Tokens after the prompt, of both sides, that an episode may have; 0: any.", ge=0
     )
 
 
@@ -180,7 +180,7 @@ class WrittenKl(Section):
         "the algorithm's", "Divergence of a sequence to steer to, in nats.", gt=0
     )
     horizon: int | None = later(
-        "10000 with rule proportional", "Sequences after which β may have changed by 20 %.", ge=1
+        "10000 with rule proportional", "Sequences after which β may have changed by 20%.", ge=1
     )
     refresh_every: int | None = later(
         "0", "Steps after which the reference becomes the policy; 0 keeps it frozen.", ge=0

@@ -142,7 +142,7 @@ class RewardOptions(PreferencesOptions, total=False):
     """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
 
     backbone: str | PathLike[str]
-    """policy (as it is then), or a model to put the head on."""
+    """policy (as trained so far), or a model to put the head on."""
     margins: bool
     """Use the margins that the rows have."""
     batch_size: int

@@ -107,7 +107,7 @@ class Job:
         digest = self._digests[stage]
         if self._finished.holds(stage, digest=digest, say=self.say):
             self._seconds_before = (self.folder.stage_record(stage) or {}).get("seconds", 0.0)
-            self.say(f"{stage}: finished already; taken from the run folder")
+            self.say(f"{stage}: already finished; taken from the run folder")
             if stage in ("sft", "dpo", "rl"):
                 self._load(str(self.folder.stage(stage).model))
         else:

@@ -61,8 +61,8 @@ def make_order(setup: Setup, prompts: Sequence[Prompt]) -> PromptOrder:
     seed, section = setup.recipe.run.seed, setup.recipe.rl.curriculum
     if section is not None and not setup.marks.counted_rewards:
         raise ValueError(
-            "rl.curriculum: goes by how often a prompt is answered rightly, and no reward of this "
-            "run has full marks; drop it, or set task.accuracy"
+            "rl.curriculum: needs to know how often a prompt is answered correctly, and no reward "
+            "of this run has full marks; drop it, or set task.accuracy"
         )
 
     def order(some: Sequence[Prompt], number: int) -> PromptOrder:

@@ -241,5 +241,5 @@ def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
         return reward
     listed = [] if reward is None else reward if isinstance(reward, list | tuple) else [reward]
     if twice := [each for place, each in enumerate(listed) if each in listed[:place]]:
-        raise ValueError(f"reward: {twice[0]!r} is there twice; name each once")
+        raise ValueError(f"reward: {twice[0]!r} is listed twice; name each once")
     return dict.fromkeys(listed, 1.0)

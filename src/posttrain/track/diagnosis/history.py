@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     """What a rule saw: in words, which of its cases holds, and what to run again with.
 
     ``change`` are overrides of the command line (``--sft.epochs 3``); empty where a recipe alone
-    cannot mend it.
+    cannot fix it.
     """
 
     text: str
