@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import clipped, token_mean
 from posttrain.fast import replicas as fast_replicas
-from posttrain.fast.replicas import Replicas, replicas_for, sharing_weights, takes_replicas
+from posttrain.fast.replicas import Replicas, replicas_for, sharing_weights
 from posttrain.learn import sums
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
@@ -238,13 +238,12 @@ def test_without_a_gradient_the_numbers_are_said_all_the_same() -> None:
 
 
 def test_who_has_replicas() -> None:
-    assert takes_replicas(small_model())
     assert replicas_for(small_model(), 2) == 2
     assert replicas_for(small_model(), 64) == 8
     assert replicas_for(nn.Linear(1024, 1024), 64) == 1
     own = nn.Sequential(small_model())
     own.__class__ = type("Own", (nn.Sequential,), {"__module__": "users_own"})
-    assert not takes_replicas(own), "it may hold what cannot be copied"
+    assert replicas_for(own, 2) == 1, "it may hold what cannot be copied"
     with torch.device("meta"):
         assert replicas_for(nn.Linear(2, 2), 2) == 1
 

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from posttrain.cpu_threads import single_threads
+from posttrain.models.head import HOOKS
 
 Share = TypeVar("Share")
 Result = TypeVar("Result")
@@ -29,10 +30,7 @@ LARGE = 2**17  # weights of a matrix, on average, from which threads share its p
 MOST = 8  # threads of a large machine: with more of them the shares of a batch are small
 KNOWN = {"posttrain", "torch", "transformers", "functools"}  # packages whose code is as wanted here
 # What is attached to modules and weights, beside a forward of their own: copies lack some of it.
-ATTACHED = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_post_accumulate_grad_hooks", "_compiled_call_impl"),
-)
+ATTACHED = (*HOOKS, "_post_accumulate_grad_hooks", "_compiled_call_impl")
 # Attributes of modules that each replica has for itself; others are the same ones.
 COPIED = (nn.Module, PretrainedConfig, SimpleNamespace, MethodType, dict, list, tuple, set)
 
@@ -133,17 +131,13 @@ def is_known(function: Callable[..., Any]) -> bool:
     return (module or type(function).__module__).split(".")[0] in KNOWN
 
 
-def takes_replicas(model: nn.Module) -> bool:
-    """Whether whole passes at the same time are faster: on a CPU, where matrices are small.
+def replicas_for(model: nn.Module, threads: int) -> int:
+    """How many replicas of a model learn at the same time, where there are so many threads.
 
-    Only of a model of transformers: another one may have what cannot be copied.
+    More than one on a CPU, where matrices are small, and only of a model of transformers: another
+    one may have what cannot be copied.
     """
     sizes = [weight.numel() for weight in model.parameters() if weight.ndim > 1]
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
     known = all(is_known(type(module)) for module in model.modules())
-    return on_cpu and known and sum(sizes) < LARGE * len(sizes)
-
-
-def replicas_for(model: nn.Module, threads: int) -> int:
-    """How many replicas of a model learn at the same time, where there are so many threads."""
-    return min(threads, MOST) if takes_replicas(model) else 1
+    return min(threads, MOST) if on_cpu and known and sum(sizes) < LARGE * len(sizes) else 1
