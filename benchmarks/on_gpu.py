@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 VLLM = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 ALWAYS = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}  # a log has all that came before a cut
-PACKAGES = ("pydantic", "pyarrow", "typer", "rich")  # that no run does without
+PACKAGES = ("pydantic", "pyarrow", "typer", "rich", "matplotlib")  # that no run does without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ JOBS = {
         command="-m pytest -v --tb=short --durations=10 -m gpu "
         "-p no:benchmark --continue-on-collection-errors tests/gpu",
         minutes=9,
-        packages=(*PACKAGES, "pytest"),
+        packages=("pydantic", "pytest"),
         ask=signal.SIGINT,  # on which pytest tells what has failed so far
     ),
     "sums": Job(
@@ -83,6 +83,7 @@ JOBS = {
         "--engines compiled,engine --json {out}/rollout.json",
         minutes=8,
         vllm=True,
+        packages=("pydantic", "rich"),
     ),
     "calculator": Job(
         command="benchmarks/calculator.py --model {qwen05} --gsm8k {gsm8k} --seeds 0 "
