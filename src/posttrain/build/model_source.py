@@ -226,9 +226,12 @@ def policy_of(folder: RunFolder) -> Path:
             f"{folder.path}: holds several adapters; name one of them, {folder.path / FOLDER}/0"
         )
     if model is None or model == folder.stage("reward").model:
+        why = f"{folder.path}: no stage of this run has finished a policy"
+        if folder.finished:
+            raise ValueError(f"{why}: its stages are {', '.join(folder.stages)}; name another run")
         raise ValueError(
-            f"{folder.path}: no stage of this run has finished a policy; go on with it (posttrain "
-            "resume), or name one of its checkpoints: RUN/rl/checkpoints/step-…/model"
+            f"{why}; go on with it (posttrain resume), or name one of its checkpoints: "
+            "RUN/rl/checkpoints/step-…/model"
         )
     return model
 
