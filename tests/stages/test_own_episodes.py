@@ -58,7 +58,7 @@ def hidden(messages: Any, target: int) -> float:
 
 @pytest.mark.parametrize(
     "env", [Hidden, HiddenGame(), HiddenGame, hidden, f"{__name__}:Hidden",
-            {"name": f"{__name__}:HiddenGame", "most": 3}],
+            {"name": f"{__name__}:HiddenGame", "most": 3}, {"name": HiddenGame, "most": 3}],
 )  # fmt: skip
 def test_rows_and_an_environment_are_all_that_a_run_takes(env: Any, tmp_path: Path) -> None:
     """A class, an object, a function or a name: rows of one prompt are episodes of their own, which
@@ -261,6 +261,8 @@ def test_rewards_beside_an_environment_may_only_be_watched(tmp_path: Path) -> No
     ({"env": Hidden}, "an environment brings none; give prompts=…, or a task"),
     ({"env": "scripted", "task": {"name": "arithmetic", "env": "wordle"}}, "env: .*one already"),
     ({"prompts": ROWS, "env": lambda m: 1.0}, "environment '<lambda>': the first parameter"),
+    ({"prompts": ROWS, "env": {"name": Hidden, "most": 1}}, "unknown option 'most'"),
+    ({"prompts": ROWS, "env": {"name": 3}}, "env: expected an environment, its name"),
     ({"prompts": ROWS, "env": 3}, "env: expected an environment, its name, or its class"),
     ({"prompts": ROWS, "env": "script"}, r"task\.env: unknown name 'script'; did you mean"),
     ({"prompts": ROWS[:1], "environment": Hidden}, "an environment itself is env=…"),
