@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
@@ -184,6 +186,33 @@ class Observation:
 
     content: str | Sequence[Mapping[str, Any]] | Sequence[int]
     reward: float | Sequence[float] = 0.0
+
+
+def as_number(value: Any, *, mend: str = "") -> float:
+    """A number as a float, also a scalar of numpy or torch; a ``TypeError`` for anything else."""
+    if type(value) is float:  # what it mostly is, and asking an abstract class takes longer
+        return value
+    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
+        with contextlib.suppress(ValueError, RuntimeError):  # of more numbers than one
+            value = value.item()
+    if not isinstance(value, numbers.Real):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise TypeError(f"{kind}, not a number{mend}")
+    return float(value)
+
+
+def whole(value: Any) -> Any:
+    """A value whose ``repr`` shows all of it: that of an array leaves out its middle."""
+    if isinstance(value, dict):
+        return {name: whole(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(whole, value))
+    return value.tolist() if getattr(value, "ndim", 0) and hasattr(value, "tolist") else value
+
+
+def columns_text(prompt: Prompt) -> str:
+    """The columns of a prompt in text: where any value is another, it is another text."""
+    return repr(sorted(whole(dict(prompt.columns)).items()))
 
 
 @dataclass(frozen=True, kw_only=True)
