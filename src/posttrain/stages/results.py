@@ -121,7 +121,7 @@ def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: 
     run, facts, seed = Run(folder), RunFacts(folder), recipe.run.seed
     stage = next((name for name in TRAINED if name in folder.stages), None)
     if stage is not None:
-        _draw_curves(run, stage, console)
+        _draw_curves(run, stage=stage, console=console)
     samples, drawn = facts.draw_samples(seed)
     folder.write_samples(samples)
     if "rl" in folder.stages:
@@ -138,7 +138,7 @@ def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: 
     return run
 
 
-def _draw_curves(run: Run, stage: str, console: Console) -> None:
+def _draw_curves(run: Run, *, stage: str, console: Console) -> None:
     """The picture of the curves; without it, what was trained is no less finished."""
     try:
         run.plot(stage=stage)
