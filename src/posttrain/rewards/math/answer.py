@@ -20,7 +20,7 @@ _CLOCK = re.compile(
 _IN_WORDS = {
     "empty set": r"\emptyset", "no solution": r"\emptyset", "no solutions": r"\emptyset",
     "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
-    "negative infinity": r"-\infty",
+    "negative infinity": r"-\infty", "all positive real numbers": r"(0,\infty)",
 }  # fmt: skip
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
 _CHOICE = re.compile(

@@ -26,8 +26,8 @@ ROUGH = 0.01  # relative tolerance where an answer says "approximately"
 _NAME = re.compile(
     r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|m?\s?\\angle\s?[A-Z]{1,3}"
     r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\}|\\(?:vec|mathbf|overrightarrow)\s?\{[^{}]*\})"
-    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
-    r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
+    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9]+(?:\s?,\s?[a-zA-Z0-9]+)*\s?\))?"
+    r"|\(\s?\\?[a-zA-Z]+(?:_\{?[0-9]\}?)?(?:\s?,\s?\\?[a-zA-Z]+(?:_\{?[0-9]\}?)?)+\s?\)"
 )
 
 
@@ -62,7 +62,7 @@ class _Comparison:
             ("intersection", same_set),
             ("difference", same_set),
             ("reals", same_set),
-            ("sequence", self.sequences),
+            ("sequence", self.lists),
             ("based", _same_digits),
         )
         kinds = (one.kind, two.kind)
@@ -86,6 +86,11 @@ class _Comparison:
         return unit.is_percent and self.same(_times(value, Fraction(1, 100)), plain)
 
     # ------------------------------------------------------------------ lists, sets, matrices
+
+    def lists(self, one: Node, two: Node) -> bool:
+        """Lists as they are, or inequalities as an interval: x > 1 and x < 2."""
+        may_be_set = bool(one.symbols) != bool(two.symbols)
+        return self.sequences(one, two) or (may_be_set and same_set(one, two))
 
     def sequences(self, one: Node, two: Node) -> bool:
         """In brackets order counts, and in braces or in none it does not."""
@@ -175,11 +180,10 @@ class _Comparison:
         if one.kind != two.kind:
             return self.named(one, two)
         sides, relations, _ = one.args
-        others, other_relations, _ = two.args
         two = _with_same_argument(one, two)
         if one.symbols != two.symbols:
             return False
-        others = two.args[0]
+        others, other_relations, _ = two.args
         if set(relations) == set(other_relations) == {":"}:
             return self.ratios(sides, others)
         if len(sides) == len(others) == 2 and self.relations(one, two):

@@ -343,6 +343,7 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
 _EXACT: dict[str, Callable[..., Value]] = {
     "abs": lambda one: abs(one),
     "sqrt": lambda one: _root(Fraction(2), one),
+    "cbrt": lambda one: _root(Fraction(3), one),
     "root": _root,
     "factorial": _factorial,
     "double_factorial": _double_factorial,
