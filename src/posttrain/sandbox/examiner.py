@@ -72,17 +72,19 @@ class Examiner:
         """Send a request to the solution; raise here what it raised there."""
         self.blameless = False
         self.num_asked += 1
+        ended = ""
         try:
             self.line.send(request)
             reply = self.line.receive()
         except EOFError as error:
             # The solution may still be writing an answer, which must not be read as the next one.
             self.line.source.close()
-            self.missing = f"the solution's process: {error}"
+            ended = f"the solution's process: {error}"
         except (OSError, ValueError) as error:
-            self.missing = f"the solution's process ended ({error})"
-        if self.missing:
-            raise NotDefinedError(self.missing)
+            ended = f"the solution's process ended ({error})"
+        if ended:
+            self.missing = ended
+            raise NotDefinedError(ended)
         if "printed" in reply:
             sys.stdout.write(str(reply["printed"]))
         if "raised" in reply:
