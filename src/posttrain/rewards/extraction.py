@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -192,10 +193,8 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_match(text: str) -> re.Match[str] | None:
-    last = None
-    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is what is wanted
-        pass
-    return last
+    last = deque(_NUMBER.finditer(text), maxlen=1)
+    return last[0] if last else None
 
 
 def _answer(text: str) -> str | None:
