@@ -21,7 +21,7 @@ from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.sample_data import FROM_ROLLOUT
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.runs.files import replacing
+from posttrain.runs.files import check_writable, replacing
 from posttrain.track.encoding import encode_json
 from posttrain.types import Prompt, Rollout, Score, StopReason, Turn
 from posttrain.types.marks import exceeding_one, how_to_declare, no_full_marks
@@ -181,13 +181,17 @@ def _read(
 
 
 def check_out(out: str | Path, path: Any) -> None:
-    """Refuse to write over a file that is read, however the path is spelled."""
+    """Refuse to write over a file that is read, however its path is spelled, or where none can be.
+
+    Now, and not after an hour.
+    """
     named = isinstance(path, str | os.PathLike) and os.path.exists(path)
     if named and os.path.exists(out) and os.path.samefile(out, path):
         raise ValueError(
             f"{out}: is the file that is read ({path}), and would be overwritten; write to "
             "another one: --out graded.jsonl"
         )
+    check_writable(Path(out))
 
 
 def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rollout:

@@ -8,6 +8,7 @@ an error with the path and what to do (:mod:`posttrain.disk`), and leaves no suc
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.disk import sync, writing
+from posttrain.disk import NotWrittenError, sync, writing
 from posttrain.runs.drift import config_digest
 from posttrain.track.encoding import encode_json
 
@@ -25,6 +26,8 @@ SEAL = "sha256"
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A place to write a new version of the file ``path``; it takes effect when the block ends."""
+    if os.path.isdir(path):  # False of a name that is too long, too
+        raise NotWrittenError(errno.EISDIR, path)
     beside = _beside(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,6 +40,16 @@ def replacing(path: Path) -> Iterator[Path]:
                 beside.unlink()
             raise
         sync(path.parent)
+
+
+def check_writable(path: Path) -> None:
+    """Raise now what :func:`replacing` would raise later."""
+    if os.path.isdir(path):  # False of a name that is too long, too
+        raise NotWrittenError(errno.EISDIR, path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _beside(path).touch()
+        _beside(path).unlink()
 
 
 @contextlib.contextmanager
