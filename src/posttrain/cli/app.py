@@ -342,6 +342,14 @@ def _show_warning(message: Warning | str, *place: object, **options: object) -> 
     say(f"! {message}", style="yellow", error=True)
 
 
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        text = "the current folder was deleted or moved; cd to one that is there"
+        raise ValueError(text) from None
+
+
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot encode
@@ -349,8 +357,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     logging.setLogRecordFactory(HarmlessRecord)
-    sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
+        sys.path.append(_here())  # a recipe may name "my_module:my_reward" of this folder
         app()
     except SystemExit:
         raise  # raised by typer: the command has ended, or was used wrongly
