@@ -71,6 +71,11 @@ def test_every_piece_is_checked_and_all_problems_are_reported_together() -> None
             {"algorithm": "ppo", "critic": {"loss": {"name": "huber", "delta": -1}}},
             "rl.critic.loss.delta: must be > 0, got -1",
         ),
+        (
+            {"weights": {"name": "sequence_sum", "length": 2**70}},
+            "rl.weights 'sequence_sum': int too big to convert; look at its options, of which one "
+            "is too large",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_loaded(
