@@ -23,7 +23,8 @@ from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
 from posttrain.models.files.model_objects import model_object
 from posttrain.registry import near_path
-from posttrain.runs import RunFolder, read_json, write_json
+from posttrain.runs import RunFolder, write_json
+from posttrain.runs.files import read_record
 from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.track.progress import phase, showing
@@ -346,5 +347,5 @@ def as_recorded(values: dict[str, Any], folder: RunFolder) -> None:
 def _known(folder: RunFolder) -> tuple[str, str]:
     """Where a run was started and where its recipe stood; empty where it does not say."""
     path = folder.path / PLACES
-    known = read_json(path) if path.exists() else {}
+    known = read_record(path) if path.exists() else {}
     return str(known.get("folder", "")), str(known.get("recipe", ""))

@@ -102,10 +102,26 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: is not JSON ({error}); restore it, or delete it") from error
 
 
+def read_record(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON file that holds a table with these keys, or say which one does not."""
+    found = read_json(path)
+    if not isinstance(found, dict) or not found.keys() >= {*keys}:
+        raise ValueError(f"{path}: is not as posttrain has written it; restore it, or delete it")
+    return found
+
+
 def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON file with the hash of its own content."""
     plain = {name: value for name, value in record.items() if name != SEAL}
     write_json(path, {**plain, SEAL: config_digest(plain)})
+
+
+def read_sealed(path: Path, *keys: str) -> dict[str, Any]:
+    """A JSON file that vouches for itself, unless it is of a version that wrote no hashes."""
+    record = read_record(path, *keys)
+    if SEAL in record or {"inputs", "manifest"} & record.keys():
+        check_seal(record, path)
+    return record
 
 
 def check_seal(record: Mapping[str, Any], path: Path) -> None:

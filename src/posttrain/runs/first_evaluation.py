@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.runs.files import SEAL, check_seal, read_json, write_sealed
+from posttrain.runs.files import SEAL, read_sealed, write_sealed
 from posttrain.runs.folder import StageFolder
 
 BEFORE, BEFORE_PROBLEMS = "before.json", "before.jsonl"
@@ -23,8 +23,7 @@ def read_before(stage: StageFolder) -> dict[str, Any] | None:
     path = stage.path / BEFORE
     if not path.exists():
         return None
-    found = dict(read_json(path))
-    check_seal(found, path)
+    found = read_sealed(path, _PROBLEMS, SEAL)
     if found.pop(_PROBLEMS) != _digest(stage):
         raise ValueError(
             f"{stage.path / BEFORE_PROBLEMS}: has changed since it was written, or is gone; put it "
