@@ -350,3 +350,11 @@ def test_a_damaged_record_of_a_run_is_named(
         said += shown + error
     kept = name == "threads.json" or (not name.startswith(("config", "rl")) and content == "{}")
     assert kept or Path(name).name in said  # what nobody reads is no one's error
+
+
+def test_a_run_without_its_config_is_named(posttrain: Command, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "run")
+    (tmp_path / "run" / "config.json").unlink()
+    for command in ("resume", "card"):
+        code, _, error = posttrain(command, tmp_path / "run")
+        assert (code, "has no config.json" in error) == (2, True)

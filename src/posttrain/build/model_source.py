@@ -202,11 +202,6 @@ def check_models(recipe: Resolved) -> None:
 def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run folder, with every default it was resolved to."""
     folder = RunFolder(path)
-    if not (folder.path / "config.json").exists():
-        raise ValueError(
-            f"{folder.path}: has no config.json, because it was ended before it began, or someone "
-            "has removed it; start it again: posttrain run RECIPE"
-        )
     config = folder.config
     if "supplied" in config:
         objects = ", ".join(config["supplied"])

@@ -210,7 +210,12 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config."""
-        config = read_sealed(self.path / "config.json", "run", "model")
+        path = self.path / "config.json"
+        if not path.exists():
+            why = "because it was ended before it began, or someone has removed it"
+            again = "start it again: posttrain run RECIPE"
+            raise ValueError(f"{self.path}: has no config.json, {why}; {again}")
+        config = read_sealed(path, "run", "model")
         return {name: value for name, value in config.items() if name != SEAL}
 
     @property
