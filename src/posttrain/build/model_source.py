@@ -202,7 +202,7 @@ def check_models(recipe: Resolved) -> None:
 def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run folder, with every default it was resolved to."""
     folder = RunFolder(path)
-    config = folder.config
+    config = config_of(folder)
     if "supplied" in config:
         objects = ", ".join(config["supplied"])
         raise ValueError(
@@ -212,6 +212,13 @@ def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     given = {name: table for name, table in config.items() if name not in BESIDE_RECIPE}
     given["run"] = {**given["run"], "folder": str(folder.path)}
     return recipe_from_dict(given, overrides=overrides)
+
+
+def config_of(folder: RunFolder) -> dict[str, Any]:
+    """The config of a run, with what every run has."""
+    config = folder.config
+    read_record(folder.path / "config.json", "run", "model")
+    return config
 
 
 def policy_of(folder: RunFolder) -> Path:
@@ -233,7 +240,7 @@ def _of_run(folder: RunFolder, model: str) -> Source:
     """As the run evaluates: its task, rewards, limits, template and seed, and this model of it."""
     if not (folder.path / "config.json").exists():
         return Source(values={"model": {"name": model}})
-    config = {k: v for k, v in folder.config.items() if k not in BESIDE_RECIPE}
+    config = {k: v for k, v in config_of(folder).items() if k not in BESIDE_RECIPE}
     values = {name: config[name] for name in _OF_AN_EVALUATION if name in config}
     as_recorded(values, folder)
     options = of_any_model(values["model"]["options"])

@@ -225,9 +225,10 @@ def grade(
 ) -> None:
     """Try a reward on a file: posttrain grade REWARD FILE.jsonl [--extract boxed …]."""
     from posttrain.cli.grade import grade as grade_rows
-    from posttrain.config import GradingSection
+    from posttrain.config import recipe_from_dict
 
-    grading = GradingSection(workers=workers, seconds=seconds, memory_mb=memory_mb)
+    limits = {"workers": workers, "seconds": seconds, "memory_mb": memory_mb}
+    grading = recipe_from_dict({"grading": limits}).grading
     grade_rows(reward, file, arguments=context.args, out=out, grading=grading)
 
 
@@ -330,7 +331,9 @@ def walkthrough(
 ) -> None:
     """Learn to sort three numbers: every advantage and loss of the lecture, side by side."""
     from posttrain import walkthrough as experiment
+    from posttrain.runs.files import check_writable
 
+    check_writable(out / "log.txt")
     if as_published:
         experiment.run_as_published(out=out)
     else:

@@ -13,9 +13,9 @@ from typing import Any
 
 from posttrain.report.held_out import Change, HeldOut, held_out
 from posttrain.runs.files import read_record
-from posttrain.runs.first_evaluation import BEFORE_PROBLEMS
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.metrics_file import Record, merge_steps
+from posttrain.runs.resume import BEFORE_PROBLEMS
 from posttrain.track.diagnosis.history import series
 from posttrain.track.shown import Ends, ends, over_steps
 
@@ -197,7 +197,10 @@ class RunFacts:
 
 def _lines(path: Path) -> list[Row]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
-    return [json.loads(line) for line in lines if line]
+    try:
+        return [dict(json.loads(line)) for line in lines if line]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: a line is no row of JSON ({error}); restore it") from error
 
 
 def _sample(before: Row, after: Row, *, checked: bool) -> Row:

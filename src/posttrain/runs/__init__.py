@@ -12,7 +12,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.ledger import Ledger
-from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.metrics_file import frame, merge_steps, read_metrics
 from posttrain.runs.rollouts import (
     SCHEMA,
     TOKENS,
@@ -43,7 +43,6 @@ __all__ = [
     "frame",
     "merge_steps",
     "read_metrics",
-    "to_columns",
     "SCHEMA",
     "TOKENS",
     "RolloutWriter",

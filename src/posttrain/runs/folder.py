@@ -163,23 +163,18 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        path: str | Path,
-        *,
-        config: Mapping[str, Any],
-        recipe: str | None = None,
-        ignore: Sequence[str] = ("run.folder", "code"),
+        cls, path: str | Path, *, config: Mapping[str, Any], recipe: str | None = None
     ) -> RunFolder:
         """Make the folder of a run, or take up the one that is there.
 
-        Refused: a folder that is not a run's, and one with a finished run of another config, but
-        for what ``ignore`` names. In a run that is not finished the config may change.
+        Refused: a folder that is not a run's, and one with a finished run of another config; of
+        another name it may be, and of other code. In one that is not finished all may change.
         """
         path, run = Path(path), cls.marked(path)
         if not (path / "config.json").exists():  # finished or not, it may be of another config
             (path / "summary.json").unlink(missing_ok=True)
         if run.finished:
-            changes = differences(run.config, config, ignore=ignore)
+            changes = differences(run.config, config, ignore=("run.folder", "code"))
             if changes:
                 asked = [_LONGER.fullmatch(change) for change in changes]
                 longer = all(found and int(found[2]) < int(found[3]) for found in asked)
@@ -215,7 +210,7 @@ class RunFolder:
             why = "because it was ended before it began, or someone has removed it"
             again = "start it again: posttrain run RECIPE"
             raise ValueError(f"{self.path}: has no config.json, {why}; {again}")
-        config = read_sealed(path, "run", "model")
+        config = read_sealed(path)
         return {name: value for name, value in config.items() if name != SEAL}
 
     @property
