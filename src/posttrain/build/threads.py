@@ -21,7 +21,7 @@ from posttrain.fast.score import replicas_for, takes_replicas
 from posttrain.models.load import Policy
 from posttrain.rollout.engines.local import samples_alone
 from posttrain.runs import RunFolder, write_sealed
-from posttrain.runs.files import SEAL, read_sealed
+from posttrain.runs.files import check_seal, read_record
 from posttrain.track.progress import phase
 
 FILE_NAME = "threads.json"
@@ -77,7 +77,8 @@ def settle_threads(
     """
     path = folder.path / FILE_NAME
     if resume and recipe.run.threads is None and path.exists():
-        record = read_sealed(path, "threads", SEAL)
+        record = read_record(path)
+        check_seal(record, path)
         known = _as_recorded(int(record["threads"]), replicas=int(record.get("replicas", 1)))
         return _used(known)
     chosen = use_threads(recipe, policy) if known is None else _used(known)
