@@ -20,8 +20,8 @@ from posttrain.config import Recipe
 from posttrain.fast.score import replicas_for
 from posttrain.models.load import Policy
 from posttrain.rollout.engines.local import samples_alone
-from posttrain.runs import RunFolder, read_json, write_sealed
-from posttrain.runs.files import check_seal
+from posttrain.runs import RunFolder, write_sealed
+from posttrain.runs.files import check_seal, read_record
 from posttrain.track.progress import phase
 
 FILE_NAME = "threads.json"
@@ -77,7 +77,7 @@ def settle_threads(
     """
     path = folder.path / FILE_NAME
     if resume and recipe.run.threads is None and path.exists():
-        record = dict(read_json(path))
+        record = read_record(path)
         check_seal(record, path)
         known = _as_recorded(int(record["threads"]), replicas=int(record.get("replicas", 1)))
         return _used(known)

@@ -129,6 +129,9 @@ def _read_text(path: Path) -> str:
 def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        problem = "lists or tables in each other, too deep to read; write them flatter"
+        raise ConfigError([problem], source=str(path)) from None
     except tomllib.TOMLDecodeError as error:
         found = _PLACE.search(str(error))
         number = int(found[1]) if found and found[1] else len(text.splitlines())
@@ -234,7 +237,7 @@ def _toml_value(text: str) -> Any:
         return text  # TOML would read the text after # as a comment
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = parsed.pop("value")
     return text if parsed or isinstance(value, _NOT_IN_RECIPES) else value

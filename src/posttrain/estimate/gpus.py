@@ -65,7 +65,8 @@ def find_device(asked: str | None) -> Device:
     if name in GPUS:
         return GPUS[name]
     try:
-        memory = parse_size(asked)
+        if not (memory := parse_size(asked)):
+            raise ValueError(asked)
     except ValueError:
         raise ValueError(
             f"--gpu: {asked!r} is neither an amount of memory (8GB) nor a GPU that is known; "
