@@ -278,7 +278,7 @@ def test_an_answer_ends_where_its_client_goes_away() -> None:
         await asyncio.sleep(0)
 
     kept = lines()  # so that it does not end because nobody knows it any more
-    asyncio.run(server.Streamed(kept)({"type": "http"}, receive, send))
+    asyncio.run(server.StreamedLines(kept)({"type": "http"}, receive, send))
     assert ended == [True]
 
 

@@ -107,12 +107,12 @@ def told(ask: Callable[[], Any], *, warn: Callable[[str], None]) -> Response:
         warn(f"{type(error).__name__}: {error}")
         return _error(f"cannot be read ({type(error).__name__})", 500)
     if isinstance(content, Iterator):
-        return Streamed(_lines(content))
+        return StreamedLines(_lines(content))
     text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
     return Response(text, media_type="application/json")
 
 
-class Streamed(StreamingResponse):
+class StreamedLines(StreamingResponse):
     """Lines as they come. They end with it: one whose client has gone leaves nothing half done."""
 
     def __init__(self, lines: Generator[bytes, None, None]) -> None:
