@@ -47,27 +47,23 @@ class Dropped:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step, unless it has failed before."""
-        self._try(lambda: self._tracker.log(step, metrics), step)
+        self._try(lambda: self._tracker.log(step, metrics), f"at step {step}")
 
     def log_samples(self, step: int, rows: Rows) -> None:
         """Hand it rollouts, where it takes them, unless it has failed before."""
-        self._try(lambda: log_samples(self._tracker, step, rows=rows), step)
-
-    def _try(self, work: Callable[[], None], step: int) -> None:
-        if not self._used[self._name]:
-            return
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a run
-            leave_out(self._name, error, when=f"at step {step}", used=self._used)
+        self._try(lambda: log_samples(self._tracker, step, rows=rows), f"at step {step}")
 
     def close(self) -> None:
         """Close it, also where it has failed."""
+        self._try(self._tracker.close, "when it was closed", always=True)
+
+    def _try(self, work: Callable[[], None], when: str, *, always: bool = False) -> None:
         try:
-            self._tracker.close()
-        except Exception as error:  # noqa: BLE001 - as above
+            if always or self._used[self._name]:
+                work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a run
             if self._used[self._name]:
-                leave_out(self._name, error, when="when it was closed", used=self._used)
+                leave_out(self._name, error, when=when, used=self._used)
 
 
 def leave_out(name: str, error: Exception, *, when: str, used: dict[str, bool]) -> None:
