@@ -88,7 +88,7 @@ def _checked(
     changes = parse_overrides(overrides)
     file = _file_alone(values, name=name) if changes else None
     for path, value in changes.items():
-        _put(values, path, value=value)
+        put_key(values, path, value=value)
     if isinstance(values.setdefault("run", {}), dict):
         values["run"].setdefault("folder", f"runs/{name}")
     try:
@@ -243,7 +243,8 @@ def _toml_value(text: str) -> Any:
     return text if parsed or isinstance(value, _NOT_IN_RECIPES) else value
 
 
-def _put(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+def put_key(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+    """Set a value in tables inside each other, which are made where there are none."""
     table = values
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})

@@ -93,8 +93,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: must be at least 1, got {self.max_new_tokens}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: must be at least 0 (greedy), got {self.temperature}")
+        if self.temperature != 0.0 and not 1e-6 <= self.temperature < float("inf"):  # else overflow
+            raise ValueError(
+                f"temperature: must be 0 (greedy), or at least 1e-6, got {self.temperature}"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k: must be at least 0 (off), got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
