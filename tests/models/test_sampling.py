@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.models.sampling import filter_logits, sample
@@ -71,6 +71,9 @@ def test_rows_are_cut_independently_and_values_kept_exactly() -> None:
     values=st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12),
     top_k=st.integers(0, 14),
     top_p=st.floats(0.01, 1.0),
+)
+@example(
+    values=[0.0, 2.3125, 3.78125, 3.78125, 4.375, -7.015625, -7.0234375], top_k=0, top_p=0.99999
 )
 def test_the_kept_set_is_the_smallest_that_reaches_top_p(
     values: list[float], top_k: int, top_p: float

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -194,11 +194,13 @@ def as_number(value: Any, *, mend: str = "") -> float:
     """A number as a float, also a scalar of numpy or torch; a ``TypeError`` for anything else."""
     if type(value) is float:  # what it mostly is, and asking an abstract class takes longer
         return value
+    kind = "None" if value is None else f"a {type(value).__name__}"
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-        with contextlib.suppress(ValueError, RuntimeError):  # of more numbers than one
-            value = value.item()
+        count = math.prod(getattr(value, "shape", ()))
+        value, kind = (
+            (value.item(), kind) if count == 1 else (None, f"{kind} with {count} elements")
+        )
     if not isinstance(value, numbers.Real):
-        kind = "None" if value is None else f"a {type(value).__name__}"
         raise TypeError(f"{kind}, not a number{mend}")
     return float(value)
 
