@@ -357,6 +357,6 @@ def test_a_picture_that_fails_costs_the_picture_alone(
 
     monkeypatch.setattr("posttrain.stages.results.plot_curves", broken)
     done, told = go(recipe(tmp_path / "plain"))
-    assert "could not be drawn (RuntimeError: no [font] of that name)" in told
+    assert "could not be drawn: RuntimeError('no [font] of that name')" in told
     assert done.folder.finished
     assert done.summary["stages"] == ["sft", "rl", "eval"]

@@ -145,6 +145,4 @@ def _draw_curves(run: Run, *, stage: str, console: Console) -> None:
     except OSError:
         raise  # a full disk: the summary could not be written either
     except Exception as error:  # noqa: BLE001 - whatever the drawing library raises
-        why = printable(f"{type(error).__name__}: {error}")
-        told = f"The curves could not be drawn ({why}); the metrics are all there."
-        console.print(told, markup=False)
+        console.print(f"The curves could not be drawn: {printable(repr(error))}", markup=False)

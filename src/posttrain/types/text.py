@@ -196,10 +196,9 @@ def as_number(value: Any, *, mend: str = "") -> float:
         return value
     kind = "None" if value is None else f"a {type(value).__name__}"
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-        count = math.prod(getattr(value, "shape", ()))
-        value, kind = (
-            (value.item(), kind) if count == 1 else (None, f"{kind} with {count} elements")
-        )
+        if (count := math.prod(getattr(value, "shape", ()))) != 1:
+            raise TypeError(f"{kind} with {count} elements, not a number{mend}")
+        value = value.item()
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{kind}, not a number{mend}")
     return float(value)
