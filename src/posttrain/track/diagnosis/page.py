@@ -20,17 +20,15 @@ begins; the page of `posttrain view` shows them over time. `summary.json` keeps 
 `text`, `remedy`, `change` (overrides to run again with, if any) and `until`, which is null while
 it holds. When it is over or the stage ends, the line is written again.
 
-* Rules look at windows of {WINDOW} steps, so a single noisy step raises no alarm. Some rules are
-  evaluated only at the end of a stage; in a stage of fewer than {WINDOW} steps, what held in all of
-  them is reported there.
+* Rules look at windows of {WINDOW} steps, so a single noisy step raises no alarm. Some wait for
+  the end of the stage; what held in all steps of a stage of fewer than {WINDOW} is reported there.
 * A finding is reported once. It is over when its rule has not held for {CLEARS_AFTER} steps in a
   row; if the rule holds again later, that is a new finding. Without its metric a rule is silent.
 * *What decides* is the reward that [checks answers](tasks.md#accuracy), or an
   [environment](environments.md)'s score. Without either, rules about it are silent.
 * `staleness/mean` counts the versions that the engine claims: an engine that never took the new
   weights shows 0 there. `mismatch/mean` gives it away: see [`drift`](#drift).
-
-Rules read the stage `rl`, unless another is named. A run names only the remedy of its case.
+* Rules read the stage `rl`, unless another is named. A run names only the remedy of its case.
 """
 
 
