@@ -88,6 +88,8 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     expected, given = _in_figures(expected), _in_figures(given)
     if key(given) == key(expected):
         return True
+    if given.isdecimal() and _clock(expected) and expected.rstrip(".}) ").lower().endswith("m"):
+        given += ":00"  # the hour alone, of 7 am
     times = _clock(expected), _clock(given)
     if any(times) and (all(times) or ":" in expected + given):
         return _same_time(*times)
@@ -149,6 +151,5 @@ def _clock(text: str) -> tuple[int, int, str] | None:
 
 
 def _same_time(one: tuple[int, int, str] | None, two: tuple[int, int, str] | None) -> bool:
-    if one is None or two is None:
-        return False
-    return one[0] == two[0] and (one[2] == two[2] or "" in (one[2], two[2]))
+    halves = {one[2], two[2]} if one and two and one[0] == two[0] else {"a", "p"}
+    return halves != {"a", "p"}
