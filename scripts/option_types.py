@@ -204,7 +204,7 @@ def _beside(names: tuple[str, ...]) -> list[str]:
         kind = class_name(SHARED[called])
         kind = "Sequence[Mapping[str, Any]]" if called == "sweep" else kind
         kind = f"{kind} | bool" if called == "adapter" else kind
-        lines += [f"    {called}: {kind}", f'    """``[{SHARED[called]}]`` of a recipe."""']
+        lines.append(f"    {called}: {kind}")
     return lines
 
 

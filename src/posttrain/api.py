@@ -30,8 +30,9 @@ from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Split
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
-from posttrain.stages.generate import Asked, generate_from, open_player, stopping
-from posttrain.stages.generate import LoadedPolicy as Policy
+from posttrain.stages.generate import open_player
+from posttrain.stages.loaded.loaded_policy import Asked, stopping
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy as Policy
 from posttrain.stages.results import Run, push
 from posttrain.stages.whole.from_python import (
     Data,
@@ -100,16 +101,7 @@ def rl(
     named = env_spec(env)
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, env=named)
     evaluated = evaluate is not False and has_test(chosen)
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
-    )
+    call = TrainingCall.of(locals())
     asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
     stages = ["rl", "eval"] if evaluated else ["rl"]
     return call.run(stages, options, beside=asked, task=chosen, reward=reward, env=named)
@@ -137,17 +129,9 @@ def sft(
     """
     named = env_spec(env)
     chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
+    return TrainingCall.of(locals()).run(
+        ["sft"], {"data": data_name(data), **options}, task=chosen, env=named
     )
-    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen, env=named)
 
 
 def prefer(
@@ -171,16 +155,7 @@ def prefer(
     other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-    )
-    return call.run(["prefer"], options, task=chosen, reward=reward)
+    return TrainingCall.of(locals()).run(["prefer"], options, task=chosen, reward=reward)
 
 
 def reward(
@@ -201,17 +176,7 @@ def reward(
     Rows are pairs, ranked sets or scored completions.
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
-    )
-    return call.run(["reward"], preference_data(data, options))
+    return TrainingCall.of(locals()).run(["reward"], preference_data(data, options))
 
 
 def dpo(
@@ -233,17 +198,7 @@ def dpo(
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
-    )
-    return call.run(["dpo"], preference_data(data, options))
+    return TrainingCall.of(locals()).run(["dpo"], preference_data(data, options))
 
 
 def evaluate(
@@ -310,18 +265,15 @@ def generate(
     its chat template, system message, stop strings and longest answer. Otherwise, without
     ``max_new_tokens``, 256 or what the context leaves.
     """
-    with named_model(model, tokenizer) as name:
-        return generate_from(
-            find_source(name),
+    with Policy(model, tokenizer=tokenizer, chat=chat, stop=stop) as policy:
+        return policy.generate(
             prompt,
             num_samples=num_samples,
             seed=seed,
-            chat=chat,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            stop=stop,
         )
 
 

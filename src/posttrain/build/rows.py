@@ -39,17 +39,13 @@ def data_name(data: Any, *, name: str = "data") -> str:
 
 
 def preference_data(data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Preferences as a stage has them, with its options ``given``.
-
-    A run, by its object or folder, stands for the preferences that it has made, held-out ones too.
-    """
-    made = Path(data) / "prefer" if isinstance(data, str | PathLike) else None
-    if made is None or not (made / PAIRS).is_file():
+    """Preferences beside a stage's options: a run stands for those it has made, test ones too."""
+    made = Path(data) / "prefer" if isinstance(data, str | PathLike) else Path()
+    if not (made / PAIRS).is_file() or made == Path():
         return {"data": data_name(data), **given}
-    files = {"data": str(made / PAIRS)}
-    if given.get("test_share") is None and (made / TEST_PAIRS).is_file():
-        files["test_data"] = str(made / TEST_PAIRS)
-    return {**files, **given}
+    held_out = given.get("test_share") is None and (made / TEST_PAIRS).is_file()
+    test = {"test_data": str(made / TEST_PAIRS)} if held_out else {}
+    return {"data": str(made / PAIRS), **test, **given}
 
 
 def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> Any:
@@ -60,6 +56,8 @@ def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> 
     >>> env_spec("calculator"), env_spec({"name": "guess_number", "high": 9})["high"]
     ('calculator', 9)
     """
+    if isinstance(env, Mapping) and not isinstance(env.get("name", ""), str):
+        return {**env, "name": env_spec(env["name"])}
     if env is None or isinstance(env, str | Mapping):
         return env
     if not callable(env) and not hasattr(env, "reply"):

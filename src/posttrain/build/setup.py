@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from posttrain.build.answer_check import with_check
-from posttrain.build.scoring import (
-    check_scores,
-    close,
-    in_workers,
-    make_environment,
-    make_scorer,
-)
-from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved
-from posttrain.config.specs import of_any_model
+from posttrain.build.scoring import check_scores, close, in_workers, make_environment, make_scorer
+from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved, of_any_model
 from posttrain.data.template import Template
 from posttrain.envs import is_elsewhere, make_env
 from posttrain.models.load import Policy, load_policy
@@ -130,7 +123,7 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
     """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
     if recipe.model.compile != "auto":
         return recipe.model.compile
-    if not isinstance(recipe, Resolved) or "rl" not in recipe.stages or "cuda" not in device:
+    if "cuda" not in device or not isinstance(recipe, Resolved) or "rl" not in recipe.stages:
         return False
     rl = recipe.rl
     num_tokens = rl.steps * rl.prompts_per_step * rl.group_size * rl.max_new_tokens

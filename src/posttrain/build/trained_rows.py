@@ -9,14 +9,7 @@ from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
 from posttrain.build.model_source import as_recorded
-from posttrain.build.questions import (
-    alone,
-    demonstrated,
-    episodes,
-    preferred,
-    questions,
-    spellings,
-)
+from posttrain.build.questions import alone, demonstrated, episodes, preferred, questions, spellings
 from posttrain.config import Resolved
 from posttrain.data.template import words
 from posttrain.protocols import Task

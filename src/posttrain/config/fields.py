@@ -47,18 +47,13 @@ def _as_reward(name: str, given: Any) -> Spec:
 
 
 def _as_kl(value: Any) -> Any:
-    if value is False:
-        return {"placement": "none"}
-    return {"placement": value} if isinstance(value, str) else value
+    name = "none" if value is False else value
+    return {"placement": name} if isinstance(name, str) else value
 
 
-def _as_adapter(value: Any) -> Any:
-    return {"rank": USUAL_RANK if value else 0} if isinstance(value, bool) else value
-
-
-USUAL_RANK = 16  # of an adapter that is only asked for: adapter = true
 AS_KL = BeforeValidator(_as_kl)
-AS_ADAPTER = BeforeValidator(_as_adapter)
+# An adapter that is only asked for, adapter = true, has rank 16.
+AS_ADAPTER = BeforeValidator(lambda v: {"rank": 16 * v} if isinstance(v, bool) else v)
 PIECE = Expected("a name, or a table with a name and options")
 Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
 OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]

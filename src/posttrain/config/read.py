@@ -91,7 +91,7 @@ def _checked(
     if ("model", "name") in changes:
         _without_sizes(values, name=changes["model", "name"])
     for path, value in changes.items():
-        _put(values, path, value=value)
+        put_key(values, path, value=value)
     if isinstance(values.setdefault("run", {}), dict):
         values["run"].setdefault("folder", f"runs/{name}")
     try:
@@ -108,10 +108,8 @@ def _checked(
 def _without_sizes(values: dict[str, Any], *, name: Any) -> None:
     """Drop the options of a model in whose place another is named, but those of any model."""
     model = values.get("model")
-    if not isinstance(model, dict):
-        return
-    options = model.get("options")
-    if isinstance(options, dict) and name != model.get("name", "tiny"):
+    options = model.get("options") if isinstance(model, dict) else None
+    if model and isinstance(options, dict) and name != model.get("name", "tiny"):
         model["options"] = of_any_model(options)
 
 
@@ -142,6 +140,9 @@ def _read_text(path: Path) -> str:
 def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        problem = "lists or tables in each other, too deep to read; write them flatter"
+        raise ConfigError([problem], source=str(path)) from None
     except tomllib.TOMLDecodeError as error:
         found = _PLACE.search(str(error))
         number = int(found[1]) if found and found[1] else len(text.splitlines())
@@ -247,13 +248,14 @@ def _toml_value(text: str) -> Any:
         return text  # TOML would read the text after # as a comment
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = parsed.pop("value")
     return text if parsed or isinstance(value, _NOT_IN_RECIPES) else value
 
 
-def _put(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+def put_key(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+    """Set a value in tables inside each other, which are made where there are none."""
     table = values
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})

@@ -89,10 +89,8 @@ def check_model(model: ModelSection) -> None:
         return
     sizes = [name for name in model.options if name not in (*_OF_ANY_MODEL, "revision")]
     if sizes:
-        raise ValueError(
-            f"model.options: {', '.join(sizes)} {'is' if len(sizes) == 1 else 'are'} for the model "
-            f"'tiny', and model.name is {model.name!r}; drop {'it' if len(sizes) == 1 else 'them'}"
-        )
+        which = f"only for the model 'tiny', and model.name is {model.name!r}"
+        raise ValueError(f"model.options: {', '.join(sizes)}: {which}; leave out")
 
 
 def of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:

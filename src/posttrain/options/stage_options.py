@@ -50,13 +50,9 @@ class OptimiserOptions(TypedDict, total=False):
     save_every: int | None
     """Steps between checkpoints; 0: none but at Ctrl-C."""
     run_options: RunOptions
-    """``[run]`` of a recipe."""
     model_options: ModelOptions
-    """``[model]`` of a recipe."""
     cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
     adapter: AdapterOptions | bool
-    """``[adapter]`` of a recipe."""
 
 
 class PreferencesOptions(OptimiserOptions, total=False):
@@ -129,13 +125,9 @@ class PreferOptions(TypedDict, total=False):
     max_invalid: float
     """Share of broken scores that stops the stage."""
     run_options: RunOptions
-    """``[run]`` of a recipe."""
     model_options: ModelOptions
-    """``[model]`` of a recipe."""
     cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
     grading: GradingOptions
-    """``[grading]`` of a recipe."""
 
 
 class RewardOptions(PreferencesOptions, total=False):
@@ -248,23 +240,15 @@ class RlOptions(OptimiserOptions, total=False):
     max_invalid: float
     """Share of broken scores that stops the run, of held-out ones too."""
     grading: GradingOptions
-    """``[grading]`` of a recipe."""
     environment: EnvironmentOptions
-    """``[environment]`` of a recipe."""
     teacher: TeacherOptions
-    """``[teacher]`` of a recipe."""
     sweep: Sequence[Mapping[str, Any]]
-    """``[sweep]`` of a recipe."""
 
 
 class EvaluateOptions(EvalOptions, total=False):
     """Accuracy on the task's test problems."""
 
     run_options: RunOptions
-    """``[run]`` of a recipe."""
     model_options: ModelOptions
-    """``[model]`` of a recipe."""
     grading: GradingOptions
-    """``[grading]`` of a recipe."""
     environment: EnvironmentOptions
-    """``[environment]`` of a recipe."""

@@ -3,7 +3,6 @@
 from posttrain.runs.checkpoints import clear as clear_checkpoints
 from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import (
-    check_seal,
     new_folder,
     read_json,
     replacing,
@@ -12,8 +11,8 @@ from posttrain.runs.files import (
     write_text,
 )
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.ledger import LEDGER, Account, Ledger, read_ledger
-from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.ledger import Ledger
+from posttrain.runs.metrics_file import frame, merge_steps, read_metrics
 from posttrain.runs.rollouts import (
     SCHEMA,
     TOKENS,
@@ -35,7 +34,6 @@ __all__ = [
     "clear_checkpoints",
     "config_digest",
     "differences",
-    "check_seal",
     "new_folder",
     "read_json",
     "replacing",
@@ -45,7 +43,6 @@ __all__ = [
     "frame",
     "merge_steps",
     "read_metrics",
-    "to_columns",
     "SCHEMA",
     "TOKENS",
     "RolloutWriter",
@@ -57,10 +54,7 @@ __all__ = [
     "token_ages",
     "write_rollouts",
     "Filter",
-    "LEDGER",
-    "Account",
     "Ledger",
-    "read_ledger",
     "rollout_writer",
     "Page",
     "Rollouts",

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from posttrain.build.rows import data_told
-from posttrain.build.setup import (
-    Setup,
-    Supplied,
-    choose_device,
-    make_policy,
-    make_setup,
-)
+from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, make_setup
 from posttrain.build.threads import settle_threads
 from posttrain.check import before_run
 from posttrain.config import Resolved
@@ -62,7 +56,7 @@ class Job:
         self._started, self._seconds_before = time.monotonic(), 0.0
         self._digests = stage_digests(folder.config, recipe.stages)
         self._finished = Finished(folder)
-        self._dropped: set[str] = set()  # trackers that raised
+        self._trackers: dict[str, bool] = {}  # by name, whether it is still used
         self._replicas = 1  # until the threads are settled
         self._stopped: dict[str, Any] = {}  # by a callback, the stage under way
         self._cluster = connect(recipe, folder.path, say=self.say)
@@ -225,6 +219,6 @@ class Job:
             specs=specs,
             beside=beside if total_steps else (),
             background=background,
-            dropped=self._dropped,
+            used=self._trackers,
             callbacks=self._supplied.get("callbacks", ()),
         )

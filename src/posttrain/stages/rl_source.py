@@ -21,11 +21,7 @@ from posttrain.types.marks import is_right
 
 
 def make_source(
-    setup: Setup,
-    engine: Engine,
-    *,
-    prompts: Sequence[Prompt],
-    replies: KeptReplies | None = None,
+    setup: Setup, engine: Engine, *, prompts: Sequence[Prompt], replies: KeptReplies | None = None
 ) -> RolloutSource:
     """Prompts in, groups of scored rollouts out."""
     section, seed = setup.recipe.rl, setup.recipe.run.seed

@@ -78,7 +78,7 @@ def arithmetic_task(
         test=tuple(_prompt(f"test-{i}", expression) for i, expression in enumerate(test)),
         solve=solve,
         accuracy={"name": "numeric", "extract": "answer"},
-        told=told_fewer("task 'arithmetic'", train, test, asked=(num_train, num_test)),
+        told=told_fewer("task 'arithmetic'", (len(train), len(test)), asked=(num_train, num_test)),
     )
 
 

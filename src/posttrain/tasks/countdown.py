@@ -68,7 +68,7 @@ def countdown_task(
         test=tuple(_prompt(f"test-{i}", puzzle, think=think) for i, puzzle in enumerate(test)),
         solve=solve,
         accuracy={"name": "countdown", "extract": "expression"},
-        told=told_fewer("task 'countdown'", train, test, asked=(num_train, num_test)),
+        told=told_fewer("task 'countdown'", (len(train), len(test)), asked=(num_train, num_test)),
     )
 
 

@@ -67,7 +67,9 @@ def guess_number_task(
         solve=lambda prompt: prompt.columns["answer"],
         demonstrate=_random_game,
         accuracy="exact",
-        told=told_fewer("task 'guess_number'", train, test, asked=(num_train, num_test)),
+        told=told_fewer(
+            "task 'guess_number'", (len(train), len(test)), asked=(num_train, num_test)
+        ),
     )
 
 

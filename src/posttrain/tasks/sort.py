@@ -42,7 +42,7 @@ def sort_task(
         test=tuple(_prompt(f"test-{i}", numbers) for i, numbers in enumerate(test)),
         solve=lambda prompt: prompt.columns["answer"],
         accuracy="sort",
-        told=told_fewer("task 'sort'", train, test, asked=(num_train, num_test)),
+        told=told_fewer("task 'sort'", (len(train), len(test)), asked=(num_train, num_test)),
     )
 
 

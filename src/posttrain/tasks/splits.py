@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Problem = TypeVar("Problem")
@@ -45,16 +45,9 @@ def shuffled(size: int, *, seed: int, num_needed: int) -> Iterator[int]:
 
 
 def sizes(num_train: int | None, num_test: int | None) -> tuple[int, int]:
-    """The numbers that were asked for; in place of None the usual ones.
-
-    >>> sizes(None, 20)
-    (1000, 20)
-    """
-    usual_train, usual_test = USUAL
-    return (
-        usual_train if num_train is None else num_train,
-        usual_test if num_test is None else num_test,
-    )
+    """The numbers that were asked for; in place of None the usual ones."""
+    train, test = USUAL
+    return train if num_train is None else num_train, test if num_test is None else num_test
 
 
 def sample_splits(
@@ -93,15 +86,9 @@ def sample_splits(
     return train[:most_train], test[:most_test]
 
 
-def told_fewer(
-    kind: str, train: Sized, test: Sized, *, asked: tuple[int | None, int | None]
-) -> str:
-    """That a task has fewer problems than are usual; empty where it has as many.
-
-    >>> told_fewer("task 'sort'", "abc", "d", asked=(None, None))
-    "task 'sort': 3 training and 1 test problems; there are fewer than the default 1,000 and 200"
-    """
-    if (len(train), len(test)) == sizes(*asked):
+def told_fewer(kind: str, counts: tuple[int, int], *, asked: tuple[int | None, int | None]) -> str:
+    """That a task has fewer problems than are usual; empty where it has as many."""
+    if counts == sizes(*asked):
         return ""
-    counts = f"{len(train):,} training and {len(test):,} test problems"
-    return f"{kind}: {counts}; there are fewer than the default {USUAL[0]:,} and {USUAL[1]:,}"
+    found = f"{counts[0]:,} training and {counts[1]:,} test problems"
+    return f"{kind}: {found}; there are fewer than the default {USUAL[0]:,} and {USUAL[1]:,}"

@@ -76,6 +76,11 @@ class TrainingCall:
     allow_changes: Sequence[str]
     callbacks: Sequence[Callback] = ()
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> TrainingCall:
+        """From the parameters of such a function, by their names."""
+        return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+
     def run(
         self,
         stages: Sequence[str],
