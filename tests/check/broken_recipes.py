@@ -239,7 +239,7 @@ BROKEN = [
         {"task.path": "few.jsonl"},
         "data",
         "warn",
-        "each batch asks prompts again: 4 of 3",
+        "each batch repeats prompts: 4 of 3",
     ),
     Broken(
         "The prompts are gone through hundreds of times",

@@ -66,7 +66,7 @@ def test_a_short_run_without_signal_says_so_and_what_to_change(
     assert changed[("rl", "prompts_per_step")] == 2
     shown = command(*words[1:], "--dry-run")
     assert shown.code == 0, shown
-    assert "group_size = 8" in shown.out
+    assert "max_new_tokens = 8" in shown.out
 
 
 def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
