@@ -66,6 +66,18 @@ def test_what_a_recipe_names_is_found_beside_it(command: Command, project: Path)
     assert again.code == 0, again.err
 
 
+def test_a_dry_run_refuses_what_the_run_refuses(command: Command, project: Path) -> None:
+    (project / "empty").mkdir()
+    other = ["--model.name", project / "empty"]
+    for dry in ([], ["--dry-run"]):
+        done = command("run", project / "sums.toml", *other, *dry)
+        assert (done.code, "is no model folder" in done.err) == (2, True), done
+        sizes = command("run", project / "sums.toml", "--model.options.num_layers", 1, *other, *dry)
+        assert sizes.code == 2, sizes
+    named = command("run", project / "sums.toml", "--model.name", "org/name", "--dry-run")
+    assert "options = {}" in named.out
+
+
 def test_the_current_folder_comes_first_and_it_is_said(command: Command, project: Path) -> None:
     """Where both have a file or a module, and they differ; a copy that is the same is no matter."""
     for name in ("sums.jsonl", "mine_of_places.py"):
