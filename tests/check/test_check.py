@@ -569,8 +569,10 @@ def test_the_command(
 
 def test_cut_answers_that_earn_as_much_as_others_are_no_warning(folder: Path) -> None:
     """A reward may ask for all the tokens there are; one that finished answers earn does not."""
-    tiny = {"name": "tiny", "options": SMALL}
-    changes = {"model": tiny, "rl.max_new_tokens": 2, "run.stages": ["rl"]}
+    rows = [{"prompt": f"{n}+1="} for n in range(40)]
+    Path("plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"model": {"name": "tiny", "options": SMALL}, "rl.max_new_tokens": 2}
+    changes |= {"task.path": "plain.jsonl", "task.test_path": None, "run.stages": ["rl"]}
     report = check_recipe(recipe_of({**changes, "rewards": {"my_rewards:longer": 1.0}}), fast=True)
     line = find(report, "length")
     assert (line.state, "% truncated" in line.text) == ("pass", True)
