@@ -78,7 +78,7 @@ def test_a_cluster_is_planned_from_a_trial_and_from_the_recipe(posttrain: Comman
     ("arguments", "said"),
     [
         ((), "name the recipe first"),
-        (("recipe.toml", "--gpu", "8GB", "--learners", "2"), "--gpu: speaks of one machine"),
+        (("recipe.toml", "--gpu", "8GB", "--learners", "2"), "--gpu: is about one machine"),
         (("tiny", "--gpu", "big"), "'big' is neither an amount of memory (8GB) nor a GPU"),
         (("nowhere/at-all", "--gpu", "8GB"), "nothing is downloaded for a plan"),
         (
