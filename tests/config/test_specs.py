@@ -172,7 +172,7 @@ def test_the_engine_comes_last_because_it_loads_libraries(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("def f(:\n", r"SyntaxError: .*; mend line 1 of .*broken_piece.py"), ("\n1 / 0\n", "line 2")],
+    [("def f(:\n", r"SyntaxError: .*; fix line 1 of .*broken_piece.py"), ("\n1 / 0\n", "line 2")],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_line(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
