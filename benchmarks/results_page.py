@@ -105,7 +105,7 @@ def page() -> str:
 
 def _overview(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        "| result | before | after | one run, 95 % | seeds | problems | minutes | hardware |",
+        "| result | before | after | one run, 95% | seeds | problems | minutes | hardware |",
         "|---" * 8 + "|",
     ]
     for found in results:
@@ -196,7 +196,7 @@ def _joined(names: set[Any]) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}%"
 
 
 if __name__ == "__main__":

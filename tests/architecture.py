@@ -54,12 +54,12 @@ IMPORTING = {
 }
 PIECES = {name for kind in get_args(PieceKind) for name in piece_table(kind)} - PIECES_AND_STAGES
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-Finding = tuple[int, str]  # line, what is wrong and how to mend it
+Finding = tuple[int, str]  # line, what is wrong and how to fix it
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule, where it is broken, and how to mend it."""
+    """One broken rule, where it is broken, and how to fix it."""
 
     path: Path
     line: int

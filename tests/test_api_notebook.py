@@ -84,13 +84,13 @@ def test_overwrite_keeps_what_the_new_run_needs_and_what_is_not_a_runs(
     RunFolder.create(folder, config={"run": {}})
     save_policy(tiny, model)
     given: Any = {"reward": longness, "folder": folder, "overwrite": True, **ROWS, **UNSIZED}
-    with pytest.raises(ValueError, match="what the new run needs of it"):
+    with pytest.raises(ValueError, match="holds what the new run needs"):
         posttrain.rl(**{**given, "model": str(model)})
     with pytest.raises(ValueError, match="there is no 'typo'"):
         posttrain.rl(**{**given, "model": "runs/a/rl/typo"})
     for name in (".git", ".env", "base-notes.txt"):
         (folder / name).mkdir()
-        with pytest.raises(ValueError, match=f"what no run has written .{re.escape(name)}."):
+        with pytest.raises(ValueError, match=f"files that no run wrote .{re.escape(name)}."):
             check_replaced(str(folder))
         (folder / name).rmdir()
     monkeypatch.chdir(folder)
@@ -130,7 +130,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     assert set(run.samples(1)[0]["parts"]) == {"longness"}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds what no run has written \(notes.txt\)"):
+    with pytest.raises(ValueError, match=r"holds files that no run wrote \(notes.txt\)"):
         posttrain.rl(reward=longness, folder=folder, overwrite=True, **ROWS, **SHORT)
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ValueError, match="is a link"):

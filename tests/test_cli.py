@@ -76,7 +76,7 @@ def test_run_with_overrides_then_again(posttrain: Command, recipe: Path) -> None
     assert folder.summary["stages"] == ["sft", "rl", "eval"]
     assert folder.config["rl"]["steps"] == 1
     assert folder.recipe == recipe.read_text()
-    assert "finished already" in posttrain("run", recipe, *options).out
+    assert "already finished" in posttrain("run", recipe, *options).out
     again = posttrain("run", recipe, *options, "--rl.learning_rate", "0.5")
     refused(again, "out: holds the finished run of another recipe (rl.learning_rate")
 
@@ -103,9 +103,9 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
     done = posttrain("resume", "out", "--run.trace", "true")
     assert done.code == 0, done.err
     assert (RunFolder("out").stage("rl").path / "trace.json").exists()
-    assert "sft: finished already" in done.out
+    assert "sft: already finished" in done.out
     assert "rl: starts over" in done.out
-    assert "finished already; nothing to do" in posttrain("resume", "out").out
+    assert "already finished; nothing to do" in posttrain("resume", "out").out
 
 
 def test_one_stage_alone(posttrain: Command, recipe: Path) -> None:

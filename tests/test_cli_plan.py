@@ -78,7 +78,7 @@ def test_a_cluster_is_planned_from_a_trial_and_from_the_recipe(posttrain: Comman
     ("arguments", "said"),
     [
         ((), "name the recipe first"),
-        (("recipe.toml", "--gpu", "8GB", "--learners", "2"), "--gpu: speaks of one machine"),
+        (("recipe.toml", "--gpu", "8GB", "--learners", "2"), "--gpu: is about one machine"),
         (("tiny", "--gpu", "big"), "'big' is neither an amount of memory (8GB) nor a GPU"),
         (("nowhere/at-all", "--gpu", "8GB"), "nothing is downloaded for a plan"),
         (
@@ -123,7 +123,9 @@ def test_what_makes_a_model_fit_is_written_as_a_recipe_has_it(posttrain: Command
     assert code == 0
     said, _, lines = out.partition("# in a recipe\n")
     words = " ".join(said.split())
-    assert "With rl.checkpoint_activations = true, adapter.rank = 16 it does: 0.48 GiB" in words
+    assert (
+        "It would fit with rl.checkpoint_activations = true, adapter.rank = 16: 0.48 GiB" in words
+    )
     assert "smaller model" not in words
     written = tomllib.loads(lines)
     assert written == {"rl": {"checkpoint_activations": True}, "adapter": {"rank": 16}}

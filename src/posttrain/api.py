@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from posttrain.build.model_source import find_source, named_model, over
-from posttrain.build.rows import data_name, env_spec, has_test, rows_task
+from posttrain.build.rows import data_name, env_spec, has_test, preference_data, rows_task
 from posttrain.options.section_options import EvalOptions
 from posttrain.options.stage_options import (
     DpoOptions,
@@ -38,6 +38,7 @@ from posttrain.stages.whole.from_python import (
     Data,
     EnvLike,
     Model,
+    Preferences,
     Rewards,
     TaskLike,
     TrainingCall,
@@ -83,8 +84,8 @@ def rl(
 ) -> Run:
     """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
 
-    ``model`` is a name, a folder or a model object with its ``tokenizer``. ``prompts`` are strings,
-    or rows with a ``prompt`` and the columns that the reward wants, or a file or hub id of those;
+    ``model`` is a name, a folder, a run, or a model object with its ``tokenizer``. ``prompts`` are
+    strings, or rows with a ``prompt`` and the columns that the reward wants, or a file or hub id;
     ``reward`` is a function, a name, a list of them, or a table with weights. In their place
     ``task`` names a task, or is one. With test prompts the model is evaluated before and after,
     with options of ``[eval]`` if ``evaluate`` is a mapping. Rewards run in worker processes;
@@ -100,16 +101,7 @@ def rl(
     named = env_spec(env)
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, env=named)
     evaluated = evaluate is not False and has_test(chosen)
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
-    )
+    call = TrainingCall.of(locals())
     asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
     stages = ["rl", "eval"] if evaluated else ["rl"]
     return call.run(stages, options, beside=asked, task=chosen, reward=reward, env=named)
@@ -137,17 +129,9 @@ def sft(
     """
     named = env_spec(env)
     chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
+    return TrainingCall.of(locals()).run(
+        ["sft"], {"data": data_name(data), **options}, task=chosen, env=named
     )
-    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen, env=named)
 
 
 def prefer(
@@ -171,22 +155,13 @@ def prefer(
     other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-    )
-    return call.run(["prefer"], options, task=chosen, reward=reward)
+    return TrainingCall.of(locals()).run(["prefer"], options, task=chosen, reward=reward)
 
 
 def reward(
     *,
     model: Model,
-    data: Data,
+    data: Preferences,
     tokenizer: Any = None,
     folder: str | Path | None = None,
     seed: int = 0,
@@ -196,27 +171,18 @@ def reward(
     callbacks: Sequence[Callback] = (),
     **options: Unpack[RewardOptions],
 ) -> Run:
-    """A reward model from preferences, a file or rows: pairs, ranked sets, scored completions.
+    """A reward model from preferences, a file, rows or a run that has made some.
 
+    Rows are pairs, ranked sets or scored completions.
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
-    )
-    return call.run(["reward"], {"data": data_name(data), **options})
+    return TrainingCall.of(locals()).run(["reward"], preference_data(data, options))
 
 
 def dpo(
     *,
     model: Model,
-    data: Data,
+    data: Preferences,
     tokenizer: Any = None,
     folder: str | Path | None = None,
     seed: int = 0,
@@ -226,21 +192,13 @@ def dpo(
     callbacks: Sequence[Callback] = (),
     **options: Unpack[DpoOptions],
 ) -> Run:
-    """A policy that has learned from preferences, a file or rows, without a reward model.
+    """A policy that has learned from preferences, without a reward model.
+
+    ``data`` is a file, rows, or a run that has made some.
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
-    call = TrainingCall(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-        callbacks=callbacks,
-    )
-    return call.run(["dpo"], {"data": data_name(data), **options})
+    return TrainingCall.of(locals()).run(["dpo"], preference_data(data, options))
 
 
 def evaluate(

@@ -213,7 +213,7 @@ def _import(path: str, kind: str) -> Function:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         place: Any = error if isinstance(error, SyntaxError) else last
-        told = f"{type(error).__name__}: {error}; mend line {place.lineno} of {place.filename}"
+        told = f"{type(error).__name__}: {error}; fix line {place.lineno} of {place.filename}"
         raise ValueError(f"{kind}: cannot import {path!r}: {told}") from error
     if not callable(function):
         raise ValueError(f"{kind}: {path!r} is a {type(function).__name__}, not a function")

@@ -20,7 +20,7 @@ from posttrain.report import RunFacts
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types.ways import Missing, Support, Way
 
-FAST = "samples: slots; learns: packed where that saves work, prompts shared"
+FAST = "sampling: slots; learning: packed where it saves work, prompts shared"
 SLOTS = Way(uses=("slots",))
 LOST = Missing(what="CUDA graphs", why="it syncs", cost="steps take longer")
 
@@ -30,7 +30,7 @@ def test_a_run_says_and_keeps_how_it_samples_and_learns(
 ) -> None:
     done, _ = small_run(recipe(tmp_path / "run", rl={"steps": 2}))
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "learns: " in line] == [FAST.partition("; ")[2], FAST]
+    assert [line for line in lines if "learning: " in line] == [FAST.partition("; ")[2], FAST]
     kept = json.loads(done.folder.stage("rl").ways.read_text())
     assert kept["line"] == FAST
     assert kept["samples"] == {"uses": ["slots"], "without": []}
@@ -43,9 +43,9 @@ def test_a_run_that_falls_back_says_why_and_what_is_lost(
 ) -> None:
     monkeypatch.setattr(decode, "replaceable", lambda model: Support("it attends otherwise"))
     done, printed = small_run(recipe(tmp_path / "run", sft=None, rl={"steps": 1, "check": "stop"}))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "samples: " in line]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "sampling: " in line]
     assert line.startswith(
-        "! samples: batches with a growing cache (no slots: it attends otherwise"
+        "! sampling: batches with a growing cache (no slots: it attends otherwise"
     )
     assert "about as fast" in line
     kept = json.loads(done.folder.stage("rl").ways.read_text())
@@ -70,8 +70,8 @@ def test_what_changes_is_told_again_and_only_then(
     now["samples"] = Way(uses=("slots",), without=(LOST,))
     ways.look()
     ways.look()
-    after = "samples: slots (no CUDA graphs: it syncs, so steps take longer)"
-    assert said == [("info", "samples: slots"), ("warn", after)]
+    after = "sampling: slots (no CUDA graphs: it syncs, so steps take longer)"
+    assert said == [("info", "sampling: slots"), ("warn", after)]
     assert json.loads(folder.ways.read_text())["line"] == after
     monkeypatch.setattr(ways_module, "compiler_remarks", ["PyTorch's compiler gives up on f"])
     ways.look()
@@ -130,4 +130,4 @@ def test_an_engine_or_a_learner_need_not_declare_its_way() -> None:
     assert str(own_way(engine)) == "as ScriptedEngine does"
     setup: Any = None  # of a stage that only learns, nothing else is asked
     guarded: Any = Guarded(FakeLearner(), Guard(most=1))
-    assert told(declared(setup, guarded, longest=9)) == "learns: as Guarded does"
+    assert told(declared(setup, guarded, longest=9)) == "learning: as Guarded does"

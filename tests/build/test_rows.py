@@ -206,7 +206,7 @@ def test_the_place_of_a_test_prompt() -> None:
 
 
 def test_without_answers_there_is_no_gold(tmp_path: Path) -> None:
-    """The check does not try "" and ask to mend the answers: this reward asks for none."""
+    """The check does not try "" and ask to fix the answers: this reward asks for none."""
     given = recipe(tmp_path / "r", task=None, rewards=None, sft=None, eval=None)
     supplied = Supplied(
         task=rows_task(None, prompts=[f"{n}+1=" for n in range(8)], test_prompts=()),

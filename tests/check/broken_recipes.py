@@ -51,6 +51,12 @@ def hinted(completion, hint):
 def digits(completion):
     return sum(character.isdigit() for character in completion) / max(1, len(completion))
 
+def longer(completion):
+    return len(completion) / 100
+
+def shorter(completion):
+    return 1 - len(completion) / 100
+
 def nonsense(completion, answer):
     return len(completion) % 2
 
@@ -233,7 +239,7 @@ BROKEN = [
         {"task.path": "few.jsonl"},
         "data",
         "warn",
-        "each batch asks prompts again: 4 of 3",
+        "each batch repeats prompts: 4 of 3",
     ),
     Broken(
         "The prompts are gone through hundreds of times",

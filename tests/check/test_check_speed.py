@@ -37,9 +37,9 @@ def test_a_device_that_could_do_no_more_is_no_finding(monkeypatch: pytest.Monkey
     found = lines(monkeypatch, speed_of_device=1e3)
     assert [found[name].state for name in ("way", "sampling", "learning")] == ["pass"] * 3
     assert "tokens/s, " in found["sampling"].text
-    assert " % of the device's best, " in found["sampling"].text
+    assert "% of the device's best, " in found["sampling"].text
     assert " s for one optimiser step on " in found["learning"].text
-    assert re.search(r"; usual here: [0-9.e-]+ % or more$", found["learning"].text)
+    assert re.search(r"; usual here: [0-9.e-]+% or more$", found["learning"].text)
 
 
 def test_the_time_of_a_stage_is_that_of_its_steps_and_evaluations(

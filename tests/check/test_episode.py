@@ -67,7 +67,7 @@ def test_without_an_environment_there_is_no_episode() -> None:
 
 
 def test_where_the_environment_scores_the_task_is_no_judge() -> None:
-    """Nobody is told to mend the rewards of a task whose answers are not asked for."""
+    """Nobody is told to fix the rewards of a task whose answers are not asked for."""
     lines = {line.name: line for line in checked(score=0.25).lines}
     assert lines["mean score"].text.startswith("0.25 by the environment, from 0.25 to 0.25; pass@1")
     assert "by 'numeric', which is only shown" in lines["mean score"].text
@@ -93,5 +93,5 @@ def test_a_template_that_cannot_write_replies_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(tiny, "build_tokenizer", without_end)
     report = checked()
     (line,) = [line for line in report.lines if line.name == "chat" and line.state == "fail"]
-    assert "puts no end token behind the assistant's turn" in line.text, report.lines
+    assert "puts no end token after the assistant's turn" in line.text, report.lines
     assert "chat" not in [line.name for line in checked(env=False).of("fail")]

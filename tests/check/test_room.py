@@ -31,7 +31,7 @@ def test_a_setting_far_from_usual_is_a_line_of_check_and_of_a_run(tmp_path: Path
     given = recipe(tmp_path / "run", rl={"weight_decay": 50, "steps": 1}, eval=None)
     (line,) = check_recipe(given, fast=True).of("warn")[:1]
     assert (line.area, line.name) == ("config", "rl.weight_decay")
-    assert line.fix == "set it from 0 to 1, or leave it if meant"
+    assert line.fix == "set it from 0 to 1, or leave it if intended"
     _, said = small_run(given)
     assert "caution: rl.weight_decay: 50 is far from usual: each step takes" in said
 

@@ -114,7 +114,7 @@ def test_a_template_that_drops_a_message_stops_check_and_run_with_what_it_wrote(
     assert not (tmp_path / "run" / "sft").exists()
     [line] = [line for line in check_recipe(values, fast=True).of("fail") if line.name == "chat"]
     assert f"leaves out the {role}'s message" in line.text
-    assert "mend the template" in line.fix
+    assert "fix the template" in line.fix
 
 
 LEAKS = {

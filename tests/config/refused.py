@@ -211,11 +211,11 @@ RECIPE_REFUSED: dict[str, Cases] = {
     "repeated_names": [
         (
             {"run": {"stages": ["rl", "eval", "rl"]}},
-            "run.stages: 'rl' is there twice; name each once",
+            "run.stages: 'rl' is listed twice; name each once",
         ),
         (
             {"run": {"trackers": ["wandb", {"name": "wandb", "mode": "offline"}]}, "rl": {}},
-            "run.trackers: 'wandb' is there twice; name each once",
+            "run.trackers: 'wandb' is listed twice; name each once",
         ),
     ],
     "compute_above_weights": [

@@ -139,6 +139,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
         ({"model": {"name": ""}}, 'model.name: must be text, not empty, got ""'),
         ({"model": {"options": 7}}, "model.options: must be a table, got 7"),
         (
+            {"model": {"hidden_size": 32}},
+            "model.hidden_size: unknown key; hidden_size is an option of the tiny model: options = "
+            '{ hidden_size = … }, or from Python {"options": {"hidden_size": …}}',
+        ),
+        ({"adapter": 4}, "adapter: must be a table, true or false, got 4"),
+        ({"rl": {"kl": True}}, 'rl.kl: must be a table, false, "loss" or "reward", got true'),
+        (
             {"run": {"trackers": "wandb"}},
             'run.trackers: must be a list of "tensorboard", "wandb", "module:Class" or tables with '
             'a name and options, got "wandb"; write ["wandb"]',
@@ -169,7 +176,6 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
             "not empty, got []",
         ),
         ({"rl": 5}, "rl: must be a table, got 5"),
-        ({"rl": {"kl": "none"}}, 'rl.kl: must be a table, got "none"'),
         (
             {"rl": {"kl": {"placement": "los"}}},
             'rl.kl.placement: must be "none", "loss" or "reward", got "los"; did you mean "loss"?',

@@ -66,6 +66,18 @@ def test_what_a_recipe_names_is_found_beside_it(command: Command, project: Path)
     assert again.code == 0, again.err
 
 
+def test_a_dry_run_refuses_what_the_run_refuses(command: Command, project: Path) -> None:
+    (project / "empty").mkdir()
+    other = ["--model.name", project / "empty"]
+    for dry in ([], ["--dry-run"]):
+        done = command("run", project / "sums.toml", *other, *dry)
+        assert (done.code, "is no model folder" in done.err) == (2, True), done
+        sizes = command("run", project / "sums.toml", "--model.options.num_layers", 1, *other, *dry)
+        assert sizes.code == 2, sizes
+    named = command("run", project / "sums.toml", "--model.name", "org/name", "--dry-run")
+    assert "options = {}" in named.out
+
+
 def test_the_current_folder_comes_first_and_it_is_said(command: Command, project: Path) -> None:
     """Where both have a file or a module, and they differ; a copy that is the same is no matter."""
     for name in ("sums.jsonl", "mine_of_places.py"):
@@ -151,7 +163,7 @@ def test_a_run_goes_on_with_its_own_files_from_any_folder(command: Command, cut:
     done = command("resume", cut)
     assert done.code == 0, done.err
     assert f"goes on in {cut.parent}, where it was started" in done.out
-    assert "sft: finished already" in done.out
+    assert "sft: already finished" in done.out
     records = RunFolder(cut).stage("rl").records()
     assert [record["reward/part/mine_of_places:tidy"] for record in records] == [0.25, 0.25]
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from config.fakes import refuses, resolved, rl
 
+from posttrain.config import recipe_from_dict
+
 pytestmark = pytest.mark.usefixtures("fake_tables")
 
 
@@ -107,6 +109,44 @@ def test_options_of_the_tiny_model_are_checked() -> None:
         resolved({"model": {"options": {"layers": 1}}, "eval": {}})
 
 
+def test_options_of_the_tiny_model_are_of_no_other() -> None:
+    with refuses(
+        "model.options: num_layers: only for the model 'tiny', and model.name is 'org/name'; "
+        "leave out"
+    ):
+        resolved({"model": {"name": "org/name", "options": {"num_layers": 1}}, "eval": {}})
+
+
+def test_another_model_on_the_command_line_does_not_keep_the_options_of_the_first() -> None:
+    options = {"num_layers": 1, "attention": "eager"}
+    values = {"model": {"options": options}, "eval": {}}
+
+    def kept(*overrides: str) -> dict[str, Any]:
+        return recipe_from_dict(values, overrides=overrides).model.options
+
+    assert kept() == kept("--model.name", "tiny") == options
+    assert kept("--model.name", "org/name") == {"attention": "eager"}
+    assert kept("--model.options.num_layers", "2", "--model.name", "org/name") == {
+        "attention": "eager",
+        "num_layers": 2,
+    }
+    assert values["model"] == {"options": options}
+
+
+def test_short_ways_to_write_an_adapter_and_no_divergence() -> None:
+    assert recipe_from_dict({"adapter": True}).adapter.rank == 16
+    assert recipe_from_dict({"adapter": False}).adapter.rank == 0
+    assert recipe_from_dict({}, overrides=["--adapter", "true"]).adapter.rank == 16
+    for short in (False, "none"):
+        assert rl(kl=short).kl.placement == "none"
+    assert rl(kl="loss", algorithm="grpo").kl.placement == "loss"
+    overrides = ["--rl.kl.coefficient", "0.1"]
+    found = recipe_from_dict({"rl": {"kl": "reward"}}, overrides=overrides).rl
+    assert found is not None
+    assert found.kl is not None
+    assert (found.kl.placement, found.kl.coefficient) == ("reward", 0.1)
+
+
 def test_functions_of_the_user_are_found_by_module_and_name() -> None:
     section = resolved({"rl": {"advantage": "posttrain.algorithms.advantages:max_only"}}).rl
     assert section is not None
@@ -132,7 +172,7 @@ def test_the_engine_comes_last_because_it_loads_libraries(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("def f(:\n", r"SyntaxError: .*; mend line 1 of .*broken_piece.py"), ("\n1 / 0\n", "line 2")],
+    [("def f(:\n", r"SyntaxError: .*; fix line 1 of .*broken_piece.py"), ("\n1 / 0\n", "line 2")],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_line(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

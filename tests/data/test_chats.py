@@ -107,7 +107,7 @@ def saved(folder: Path, template: str) -> PreTrainedTokenizerFast:
 def test_a_limit_names_the_file(tmp_path: Path) -> None:
     tokenizer = saved(tmp_path, "{{ 'a' * 10**10 }}")
     file = str(tmp_path / "chat_template.jinja")
-    with pytest.raises(ValueError, match=rf"{file}\) takes more than 1,024 MiB .*; mend it, or"):
+    with pytest.raises(ValueError, match=rf"{file}\) takes more than 1,024 MiB .*; fix it, or"):
         Template(tokenizer, chat=True)
 
 
@@ -119,7 +119,7 @@ def test_a_template_that_leaves_out_a_message_is_refused(tmp_path: Path, role: s
     )
     tokenizer = saved(tmp_path, template)
     says = rf"chat_template.jinja\) leaves out the {role}'s message: of a chat of system, user it"
-    with pytest.raises(ValueError, match=says + r" writes '.*message \d of 2.*'; .*mend"):
+    with pytest.raises(ValueError, match=says + r" writes '.*message \d of 2.*'; .*fix"):
         Template(tokenizer, chat=True, system="be brief")
 
 

@@ -73,7 +73,7 @@ FAULTS = [
     (PAIR | {"messages": [USER]}, "the row has both 'prompt' and 'messages'; remove one"),
     (PAIR | {"chosen": ""}, "'chosen' is empty"),
     (PAIR | {"rejected": None}, "'rejected' must be text, got null"),
-    (PAIR | {"rejected": "5"}, "completions: number 1 and number 2, .* same text .*; mend one"),
+    (PAIR | {"rejected": "5"}, "completions: number 1 and number 2, .* same text .*; fix one"),
     (PAIR | {"rejected": " 5\n"}, "completions: number 1 and number 2, .* are the same text"),
     (PAIR | {"margin": -0.5}, "margin: must be a number of at least 0, got -0.5; leave it out"),
     (PAIR | {"margin": True}, "margin: must be a number of at least 0, got True"),

@@ -156,7 +156,7 @@ def test_thoughts_that_the_template_strips_from_old_turns_stay_in_the_rollout() 
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("{{ m['content'] }}", "puts no end token behind the assistant's turn"),
+        ("{{ m['content'] }}", "puts no end token after the assistant's turn"),
         ("{{ m['content'] if m['role'] == 'user' }}<|end|>", "leaves out the assistant's turn"),
         ("{{ m['content'] if loop.index < 3 }}<|end|>", "leaves out 'message 1 of 1.'"),
         ("{{ raise_exception('one turn') if loop.index > 1 }}", "user, assistant, user: one turn"),

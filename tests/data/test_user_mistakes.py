@@ -1,4 +1,4 @@
-"""A hundred mistakes of a user with a file: each is told with its place and a way to mend it.
+"""A hundred mistakes of a user with a file: each is told with its place and a way to fix it.
 
 No traceback of a library, and no row that vanishes: what is read in spite of it is read whole.
 """

@@ -30,7 +30,7 @@ ABSURD = [
     ({"hidden_size": 10**9}, r"1 layers of hidden_size 1,000,000,000 .* GiB as float32, and this"),
     (
         {"vocab_size": 10**13},
-        r"a vocab_size of 10,000,000,000,000: at least .* GiB of memory; mend",
+        r"a vocab_size of 10,000,000,000,000: at least .* GiB of memory; fix",
     ),
     ({"intermediate_size": 10**12}, r"at least 32,000,\d+,\d+,\d+ weights"),
     ({"head_dim": 10**12}, r"at least 32,000,\d+,\d+,\d+ weights"),

@@ -61,7 +61,7 @@ def test_a_maximum_is_kept_and_a_score_above_it_is_broken(how: str) -> None:
     assert scorer.score_text(PROMPT, "***").value == 3.0
     above = scorer.score_text(PROMPT, "****")
     assert (above.state, above.value) == ("invalid", 0.0)
-    assert above.reason.startswith("reward 'own' returned 4, above its maximum of 3; mend the rew")
+    assert above.reason.startswith("reward 'own' returned 4, above its maximum of 3; fix the rew")
 
 
 @pytest.mark.parametrize("last", [{"maximum": 10}, {"checks_answer": True}])

@@ -384,7 +384,7 @@ READY = {
     "it answers": ("<score>0</score>", ""),
     "it is busy": (status(429), ""),
     "it is down for now": (status(503), ""),
-    "it wants a key": (status(401), r"HTTP 401; name the variable .*mend its url, model or key"),
+    "it wants a key": (status(401), r"HTTP 401; name the variable .*fix its url, model or key"),
     "it has no such model": (status(404), "'m' at .* cannot be asked: HTTP 404"),
     "it is something else": (lambda handler: send(handler, b"<html>"), "no chat completion"),
 }

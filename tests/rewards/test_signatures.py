@@ -115,7 +115,7 @@ def test_how_it_is_called_is_said() -> None:
 
 def test_a_list_of_rewards_has_weights_of_one() -> None:
     assert _weights([right, length]) == {right: 1.0, length: 1.0}
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="is listed twice"):
         _weights([right, right])
 
 

@@ -107,7 +107,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         assert not path.exists()
     assert (path / "deep" / "weights").read_bytes() == b"whole"
     assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(FileExistsError, match="is there already"), new_folder(path):
+    with pytest.raises(FileExistsError, match="already exists"), new_folder(path):
         pass
     assert (path / "deep" / "weights").read_bytes() == b"whole"
 

@@ -124,7 +124,7 @@ def test_what_was_put_back_ends_bit_for_bit(
     (sft / "curves.png").unlink()
     (sft / ".DS_Store").write_bytes(b"")
     done, text = go(stopped, resume=True)
-    assert "sft: finished already; taken from the run folder" in text
+    assert "sft: already finished; taken from the run folder" in text
     same(done.folder, uninterrupted)
 
 
@@ -134,7 +134,7 @@ def test_a_removed_stage_is_done_over_and_the_rest_goes_on(
     """What the message offers: the same weights come again, so the checkpoints of rl still fit."""
     shutil.rmtree(tmp_path / "cut" / "sft")
     done, text = go(stopped, resume=True)
-    assert "sft: finished already" not in text
+    assert "sft: already finished" not in text
     assert "rl: goes on from step 4" in text
     same(done.folder, uninterrupted)
 
@@ -161,11 +161,11 @@ def test_what_was_made_from_other_weights_is_done_over(
 
 @pytest.mark.parametrize("stage", ["sft", "rl", "eval"])
 def test_a_finished_run_vouches_for_every_stage(tmp_path: Path, stage: str) -> None:
-    """Not "finished already"; what is removed is done over, and the end is the same."""
+    """Not "already finished"; what is removed is done over, and the end is the same."""
     values = given(tmp_path / "run", {"steps": 2})
     whole, _ = go(values)
     summary = {**whole.summary, "seconds": 0}
-    assert "finished already; nothing to do" in go(values, resume=True)[1]
+    assert "already finished; nothing to do" in go(values, resume=True)[1]
     place = tmp_path / "run" / stage
     chosen = place / ("problems.jsonl" if stage == "eval" else "model/model.safetensors")
     flip(chosen)
@@ -176,7 +176,7 @@ def test_a_finished_run_vouches_for_every_stage(tmp_path: Path, stage: str) -> N
             posttrain.generate(place / "model", "1+1=")
     shutil.rmtree(place)
     done, text = go(values, resume=True)
-    assert text.count("finished already; taken from the run folder") == 2
+    assert text.count("already finished; taken from the run folder") == 2
     assert {**done.summary, "seconds": 0} == summary
 
 
@@ -234,7 +234,7 @@ def test_a_finished_run_without_its_config_is_looked_at_again(tmp_path: Path) ->
     assert go(values)[1].count("taken from the run folder") == 3
     (tmp_path / "run" / "config.json").unlink()
     values["rl"]["steps"] = 3
-    assert "sft: finished already; taken from the run folder\nrl: starts anew" in go(values)[1]
+    assert "sft: already finished; taken from the run folder\nrl: starts anew" in go(values)[1]
 
 
 @pytest.mark.parametrize("file", ["before.json", "before.jsonl"])

@@ -64,7 +64,7 @@ def test_prolonging_at_once_and_twice(tmp_path: Path) -> None:
     ]
     assert same_weights(whole.model, done.model)
     _, text = go(values(tmp_path / "run", 4), resume=True)
-    assert "finished already; nothing to do" in text
+    assert "already finished; nothing to do" in text
 
 
 def test_what_was_not_sampled_ahead_is_said(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_cannot_be_prolonged_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be prolonged, because rl has left no checkpoint"):
         go(values(tmp_path / "run", 2), resume=True)
     _, text = go(values(tmp_path / "run", 1), resume=True)
-    assert "finished already; nothing to do" in text
+    assert "already finished; nothing to do" in text
 
 
 def test_epochs_of_sft_are_prolonged(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_reward_model_goes_on(tmp_path: Path) -> None:
     values["run"] |= stages["run"]
     cut(values, save=2)
     done, text = go(values, resume=True)
-    assert "prefer: finished already" in text
+    assert "prefer: already finished" in text
     assert "reward: goes on from step 2" in text
     values["run"]["folder"] = str(tmp_path / "whole")
     whole, _ = go(values)
@@ -136,7 +136,7 @@ def test_another_recipe_is_refused_with_the_difference(
         with pytest.raises(ValueError, match=r"(?s)code\.source: .* → \"another\".*changes code;"):
             go(stopped, resume=True)
     done, text = go(longer, resume=True, allow_changes=["rl.learning_rate", "rl.temperature"])
-    assert "sft: finished already" in text
+    assert "sft: already finished" in text
     assert "rl: goes on from step 4" in text
     assert [record["step"] for record in done.folder.stage("rl").records()] == [*range(9)]
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_finished_or_not_begun(tmp_path: Path) -> None:
     done, _ = go(values, resume=True)
     assert done.summary["stages"] == ["sft", "rl"]
     _, text = go(values, resume=True)
-    assert "finished already; nothing to do" in text
+    assert "already finished; nothing to do" in text
 
 
 def test_nothing_draws_from_global_random_numbers(tmp_path: Path) -> None:

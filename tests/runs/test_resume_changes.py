@@ -151,7 +151,7 @@ def test_attention_survives_a_finished_stage(tmp_path: Path) -> None:
     values = given(tmp_path / "cut", rl, model=chosen)
     cut(values, save=2)
     done, text = go(values, resume=True)
-    assert "sft: finished already" in text
+    assert "sft: already finished" in text
     same(done.folder, whole.folder)
 
 

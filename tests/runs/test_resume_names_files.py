@@ -76,7 +76,7 @@ def test_a_finished_run_names_it_too(values: dict[str, Any], tmp_path: Path) -> 
     done, _ = go(values)
     assert not [name for name in settings(done.folder.config) if name.startswith("files")]
     _, text = go(values)
-    assert "finished already; nothing to do" in text
+    assert "already finished; nothing to do" in text
     write(tmp_path, scale_of_mine="SCALE = 1.5\n")
     with pytest.raises(ValueError, match=r"another recipe \(.*: has changed: scale_of_mine\.py\)"):
         go(values)

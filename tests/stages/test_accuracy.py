@@ -186,7 +186,7 @@ def test_nor_is_it_a_check_of_answers_until_then(folder: Path) -> None:
 
 def test_a_score_above_the_declared_maximum_is_broken_not_right(folder: Path) -> None:
     declared = '"flattering:ten" = { weight = 1.0, maximum = 1 }'
-    message = r"returned 2, above its maximum of 1; mend the reward, or declare the most"
+    message = r"returned 2, above its maximum of 1; fix the reward, or declare the most"
     with pytest.raises(RuntimeError, match=message):
         run_toml(folder, declared)
 

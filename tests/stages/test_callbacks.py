@@ -125,5 +125,5 @@ def test_what_is_no_list_of_functions_is_said(tmp_path: Path) -> None:
         posttrain.rl(folder=tmp_path / "run", callbacks=["early"], **JOB)
     several = {**JOB, "model_options": {"options": {**TINY, "seed": 0}}}
     several |= {"adapters": 2, "adapter": {"rank": 2}}
-    with pytest.raises(ValueError, match="callbacks: have no place beside several"):
+    with pytest.raises(ValueError, match="callbacks: do not work with several"):
         posttrain.rl(folder=tmp_path / "run", callbacks=[counted], **several)

@@ -114,7 +114,7 @@ def test_on_preferences_of_its_own_and_with_the_next_stage(tmp_path: Path) -> No
     shutil.rmtree(folder.path / "eval")
     (folder.path / "summary.json").unlink()
     again, printed = small_run(given)
-    assert "dpo: finished already; taken from the run folder" in printed
+    assert "dpo: already finished; taken from the run folder" in printed
     assert again.folder.summary["rewards"] == done_rewards
 
 

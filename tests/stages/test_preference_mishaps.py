@@ -40,6 +40,55 @@ def test_prompts_without_rewards_of_their_own(tmp_path: Path) -> None:
     assert run.folder.stage_record("prefer")["train"]["sets"] > 0
 
 
+def letters(completion: str) -> float:
+    return float(len(completion))
+
+
+def test_runs_follow_one_another(tmp_path: Path) -> None:
+    """A run stands for the policy that it trained, or for the preferences that it made."""
+    rows = [{"prompt": f"{n}:", "completion": "1"} for n in range(12)]
+    asked = [row["prompt"] for row in rows]
+    once = {"steps": 1, "model_options": {"chat": False}}
+    warm = posttrain.sft(data=rows, steps=1, model_options=MODEL, folder=tmp_path / "sft")
+    pairs = posttrain.prefer(
+        model=warm,
+        prompts=asked,
+        test_prompts=["x:", "y:"],
+        reward=letters,
+        samples=4,
+        max_new_tokens=6,
+        folder=tmp_path / "prefer",
+    )
+    made = pairs.folder.path / "prefer"
+    tuned = posttrain.dpo(model=warm, data=pairs, folder=tmp_path / "dpo", **once)
+    section = tuned.folder.config["dpo"]
+    assert tuned.folder.config["model"]["name"] == str(warm.model)
+    assert section["data"] == str(made / "pairs.jsonl")
+    assert section["test_data"] == str(made / "test_pairs.jsonl")
+    judge = posttrain.reward(
+        model=tuned.folder.path, data=pairs, test_share=0.2, folder=tmp_path / "reward", **once
+    )
+    assert judge.folder.config["model"]["name"] == str(tuned.model)
+    assert "test_data" not in judge.folder.config["reward"]
+    with pytest.raises(ValueError, match="no stage of this run has finished a policy"):
+        posttrain.rl(model=judge, prompts=asked, reward=letters, folder=tmp_path / "rl")
+    learned = posttrain.rl(
+        model=tuned,
+        prompts=asked,
+        reward=letters,
+        adapter=True,
+        kl=None,
+        max_new_tokens=2,
+        group_size=2,
+        prompts_per_step=1,
+        folder=tmp_path / "rl",
+        **once,
+    )
+    assert learned.folder.config["rl"]["kl"]["placement"] == "none"
+    assert learned.folder.config["adapter"]["rank"] == 16
+    assert posttrain.evaluate(learned, prompts=["z:"], reward=letters).mean_reward >= 0
+
+
 def test_a_broken_annotator_is_no_tie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     given = {"model": "tiny", "prompts": [f"{n}:" for n in range(12)], "model_options": MODEL}

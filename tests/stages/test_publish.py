@@ -202,5 +202,5 @@ def test_an_adapter_names_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_that_is_not_finished_is_refused(tmp_path: Path, run: Run) -> None:
     shutil.copytree(run.folder.path, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(ValueError, match="is not finished, so it has no results to tell of"):
+    with pytest.raises(ValueError, match="is not finished, so it has no results to report"):
         prepare_publication(tmp_path / "run", "org/name")

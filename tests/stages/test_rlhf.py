@@ -133,7 +133,7 @@ def test_a_half_finished_run_goes_on(run: Run, tmp_path: Path) -> None:
     before = {stage: (folder / stage / "done.json").read_text() for stage in ("sft", "reward")}
     again, printed = small_run(whole(folder, run.folder.path.name))
     for stage in ("sft", "prefer", "reward"):
-        assert f"{stage}: finished already; taken from the run folder" in printed
+        assert f"{stage}: already finished; taken from the run folder" in printed
     assert {stage: (folder / stage / "done.json").read_text() for stage in before} == before
     assert timeless(again.folder.stage("rl").records()) == timeless(
         run.folder.stage("rl").records()

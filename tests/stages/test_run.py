@@ -142,8 +142,8 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert not (folder / "summary.json").exists()
     written = (folder / "sft" / "model" / "model.safetensors").stat().st_mtime_ns
     done, text = small_run(given, supplied=Supplied(rewards=interrupted(99)))
-    assert "sft: finished already" in text
-    assert "rl: finished already" not in text
+    assert "sft: already finished" in text
+    assert "rl: already finished" not in text
     assert (folder / "sft" / "model" / "model.safetensors").stat().st_mtime_ns == written
     assert len((folder / "rl.old-1" / "metrics.jsonl").read_text().splitlines()) == 2
     whole = {**given, "run": {"seed": 1, "folder": str(tmp_path / "whole")}}
@@ -159,7 +159,7 @@ def test_a_finished_run_is_left_alone(finished: Run) -> None:
     given = recipe(finished.folder.path)
     written = (finished.folder.path / "summary.json").stat().st_mtime_ns
     _, text = small_run(given)
-    assert "finished already; nothing to do" in text
+    assert "already finished; nothing to do" in text
     assert (finished.folder.path / "summary.json").stat().st_mtime_ns == written
     changed = recipe(finished.folder.path, rl={"steps": 4})
     with pytest.raises(ValueError, match=r"another recipe \(rl\.steps: 3 → 4\)"):
@@ -172,7 +172,7 @@ def test_a_stage_whose_settings_changed_is_run_again(tmp_path: Path) -> None:
     small_run(recipe(folder, eval=None))
     (folder / "summary.json").unlink()
     done, text = small_run(recipe(folder, eval=None, rl={"steps": 2}))
-    assert "sft: finished already" in text
+    assert "sft: already finished" in text
     assert len(done.folder.stage("rl").records()) == 2
     assert (folder / "rl.old-1" / "done.json").exists()
 

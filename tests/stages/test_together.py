@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
         else:
             alike(of(tmp_path / "cut", number), of(tmp_path / "whole", number))
     _, said = go(values, resume=True)
-    assert "finished already" in said
+    assert "already finished" in said
 
 
 def test_what_befalls_one_adapter_befalls_no_other(

@@ -170,7 +170,7 @@ def test_countdown_counts_what_there_is():
     # Two numbers from 1 to 3: by hand, without targets that are among the numbers or below 1,
     # 1,1 → 2 (and 1, 0); 1,2 → 3; 1,3 → 4, 2; 2,2 → 4, 1; 2,3 → 5, 6, 1; 3,3 → 6, 9, 1.
     with pytest.raises(ValueError, match=r"there are \d+ problems for") as caught:
-        countdown_task(num_numbers=2, maximum=3)
+        countdown_task(num_numbers=2, maximum=3, num_train=1000)
     words = str(caught.value).split("there are ")[1].split()
     assert int(words[0]) + int(words[5]) == 1 + 1 + 2 + 2 + 3 + 3
 
@@ -306,3 +306,28 @@ def test_tic_tac_toe_is_tested_on_early_positions_each_played_several_times():
     for wrong in ({"test_max_moves": 5}, {"test_games": 0}, {"notation": "words"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             tic_tac_toe_task(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("spec", "train", "test"),
+    [
+        ({"name": "arithmetic", "digits": 1}, 240, 60),
+        ({"name": "sort", "length": 3}, 745, 200),
+        ({"name": "guess_number", "maximum": 12}, 30, 34),
+    ],
+)
+def test_defaults_take_what_there_is_and_say_so(
+    spec: dict[str, Any], train: int, test: int
+) -> None:
+    task = make_task(spec)
+    assert (len(task.prompts("train")), len(task.prompts("test"))) == (train, test)
+    counts = f"{train} training and {test} test problems"
+    kind = f"task '{spec['name']}'"
+    assert task.told == f"{kind}: {counts}; there are fewer than the default 1,000 and 200"
+    with pytest.raises(ValueError, match=f"num_train={train + 1}, but there are {train} problems"):
+        make_task({**spec, "num_train": train + 1})
+
+
+def test_a_task_with_enough_problems_says_nothing() -> None:
+    assert make_task("sort").told == ""
+    assert make_task({"name": "sort", "length": 3, "num_train": 700}).told == ""

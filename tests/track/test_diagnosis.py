@@ -107,10 +107,14 @@ WARMED_UP = replace(SETUP, stages=("sft", "rl"), keys={"sft.epochs": 12}, prompt
 SIGNALS = [
     (0.0, 0.0, SETUP, "all wrong"),
     (0.0, 0.0, WARMED_UP, "all wrong after [sft]"),
+    (0.0, 0.0, replace(SETUP, keys={"model.name": "tiny"}), "all wrong with random weights"),
     (1.0, 0.0, SETUP, "all right, and held-out ones are not known"),
     (0.4, 0.0, SETUP, "every answer gets the same"),
     (0.5, 0.5, SETUP, "each prompt is always right or always wrong"),
 ]
+
+
+COLD = ("all wrong", "all wrong with random weights")
 
 
 @pytest.mark.parametrize(("mean", "spread", "setup", "case"), SIGNALS)
@@ -124,7 +128,8 @@ def test_no_signal_names_the_case_that_holds(
         f"nothing to learn from: 100% of groups agree: {case} (exact {mean:.2f})"
     )
     assert finding.remedy == RULES["no_signal"].remedies[case]
-    assert ("with [sft]" in finding.remedy) == (case == "all wrong")
+    assert ("with [sft]" in finding.remedy) == (case in COLD)
+    assert finding.change == ("--sft.epochs 24" if setup is WARMED_UP else "")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +217,15 @@ def test_without_a_judge_only_equal_rewards_are_spoken_of() -> None:
         assert alone.text == (
             f"nothing to learn from: all rewards are equal: {case} (reward {mean:.2f})"
         )
+
+
+def test_answers_that_are_cut_and_earn_more_and_more_are_no_finding() -> None:
+    """A reward may ask for as many tokens as there may be."""
+    rewards = [0.07, 0.12, 0.13, 0.17, 0.25, 0.29, 0.29, 0.38, 0.42, 0.48, 0.54, 0.59]
+    cut = {"rollout/truncated": 1.0, "reward/std": 0.1}
+    assert run([{**cut, "reward/mean": reward} for reward in rewards]) == []
+    (finding,) = run([{**cut, "reward/mean": 0.1 + 0.01 * (n % 3)} for n in range(12)])
+    assert finding.rule == "all_truncated"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

@@ -89,7 +89,7 @@ def test_nothing_nasty_reaches_the_screen_in_a_run_and_after_it(
     recipe, folder = f"{NAME}.toml", f"runs/{NAME}"
     harmless(command("run", recipe, "--dry-run"), code=0, says="[red]")
     harmless(command("run", recipe), code=0, says="\\x1b[31m")
-    harmless(command("resume", folder), code=0, says="finished already")
+    harmless(command("resume", folder), code=0, says="already finished")
     metrics = tmp_path / folder / "rl" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps({**line, f"={NASTY}": 1.0}) + "\n" for line in lines))

@@ -127,8 +127,8 @@ def make_reward_learner(
 def _check_moments(section: Optimiser, ranks: Ranks) -> None:
     if section.adam_moments == "8bit" and ranks.size > 1:
         raise ValueError(
-            f'adam_moments: "8bit" moments are not sharded, and here are {ranks.size} ranks; start '
-            'one process, or set it to "full"'
+            f'adam_moments: "8bit" moments are not sharded, and there are {ranks.size} ranks; '
+            'start one process, or set it to "full"'
         )
 
 

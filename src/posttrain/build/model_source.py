@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import fingerprints
-from posttrain.build.setup import of_any_model
 from posttrain.build.several.sweep import FOLDER
 from posttrain.config import Recipe, Resolved, recipe_from_dict
 from posttrain.config.paths import import_from, model_paths, relative_paths
-from posttrain.config.read import parse_overrides, read_values
-from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
+from posttrain.config.read import read_values
+from posttrain.config.specs import MODEL_REWARD, OWN_STAGE, of_any_model
 from posttrain.models import save
 from posttrain.models.files.model_objects import model_object
 from posttrain.registry import near_path
@@ -99,11 +98,7 @@ class Source:
         return [f"{key}: has changed since {self.run} used it" for key in changed]
 
     def recipe(self, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-        """Settings as a checked recipe; of a model in place of its own, it has no sizes."""
-        model = values.get("model")
-        known = model.get("options") if isinstance(model, Mapping) else None
-        if ("model", "name") in parse_overrides(overrides) and isinstance(known, Mapping):
-            values = over(values, model={"options": of_any_model(known)})
+        """Settings as a checked recipe."""
         name = Path(self.file).stem or "recipe"
         return recipe_from_dict(values, overrides=overrides, name=name, source=self.file)
 
@@ -136,6 +131,13 @@ def find_source(given: object) -> Source:
     folder = RunFolder(run)
     model = policy_of(folder) if path.resolve() == run.resolve() else path
     return _of_run(folder, str(model))
+
+
+def trained_model(model: object) -> str:
+    """A model as a name; of a run, by its object or folder, the policy that it has trained."""
+    name = model_name(model)
+    run = Path(name).expanduser()
+    return str(policy_of(RunFolder(run))) if (run / "run.json").is_file() else name
 
 
 def check_exists(given: str) -> None:
@@ -263,16 +265,13 @@ def _of_run(folder: RunFolder, model: str) -> Source:
 @showing()
 def merge_adapter(source: str, folder: str | Path) -> None:
     """Write the adapter of a model folder, or of a run, added to its base, as an ordinary model."""
-    source = _policy_folder(source)
+    source = _checked_policy(source)
     with phase(f"merging {source} into {folder}"):
         save.merge_folder(source, folder)
 
 
-def _policy_folder(source: str) -> str:
-    """A model, or the policy of a run that is named."""
-    path = Path(source).expanduser()
-    if (path / "run.json").is_file():
-        source = str(policy_of(RunFolder(path)))
+def _checked_policy(source: str) -> str:
+    source = trained_model(source)
     check_model(source)
     return source
 
@@ -280,7 +279,7 @@ def _policy_folder(source: str) -> str:
 @showing()
 def export_gguf(source: str, file: str | Path, *, kind: str = "f16") -> None:
     """Write the model of a folder or a run as a GGUF file."""
-    source = _policy_folder(source)
+    source = _checked_policy(source)
     with phase(f"exporting {source} to {file}"):
         save.export_gguf(source, file, kind=kind)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import function_digest
+from posttrain.build.preference_rows import PAIRS, TEST_PAIRS
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
 from posttrain.config.preference_rules import READ_AS
@@ -30,9 +33,19 @@ Rows = Iterable[str | Mapping[str, Any]]
 
 def data_name(data: Any, *, name: str = "data") -> str:
     """What a recipe calls data: the path or hub id, or a name for rows that are handed over."""
-    if isinstance(data, str | Path):
-        return str(data)
+    if isinstance(data, str | PathLike):
+        return os.fspath(data)
     return hand_over(data, name=name)
+
+
+def preference_data(data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Preferences beside a stage's options: a run stands for those it has made, test ones too."""
+    made = Path(data) / "prefer" if isinstance(data, str | PathLike) else Path()
+    if not (made / PAIRS).is_file() or made == Path():
+        return {"data": data_name(data), **given}
+    held_out = given.get("test_share") is None and (made / TEST_PAIRS).is_file()
+    test = {"test_data": str(made / TEST_PAIRS)} if held_out else {}
+    return {"data": str(made / PAIRS), **test, **given}
 
 
 def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> Any:

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from posttrain.build.answer_check import with_check
-from posttrain.build.scoring import (
-    check_scores,
-    close,
-    in_workers,
-    make_environment,
-    make_scorer,
-)
-from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved
+from posttrain.build.scoring import check_scores, close, in_workers, make_environment, make_scorer
+from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved, of_any_model
 from posttrain.data.template import Template
 from posttrain.envs import is_elsewhere, make_env
 from posttrain.models.load import Policy, load_policy
@@ -177,11 +171,6 @@ def adapted(recipe: Recipe, policy: Policy, *, device: str, folder: str | None =
     )
     found.model.to(device)
     return found
-
-
-def of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options of loading that do not belong to one model: the others are sizes of tiny."""
-    return {name: value for name, value in options.items() if name == "attention"}
 
 
 def _size(source: str) -> str:

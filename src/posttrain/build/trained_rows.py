@@ -9,14 +9,7 @@ from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
 from posttrain.build.model_source import as_recorded
-from posttrain.build.questions import (
-    alone,
-    demonstrated,
-    episodes,
-    preferred,
-    questions,
-    spellings,
-)
+from posttrain.build.questions import alone, demonstrated, episodes, preferred, questions, spellings
 from posttrain.config import Resolved
 from posttrain.data.template import words
 from posttrain.protocols import Task
@@ -51,7 +44,7 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False, played: bool =
         f"{shown!r}), so the result"
     )
     if chosen:
-        warnings.warn(f"prompts: {where} is in part that of memory", stacklevel=3)
+        warnings.warn(f"prompts: {where} partly measures memory", stacklevel=3)
         return
     again = command_line("posttrain", "eval", run)
     raise ValueError(

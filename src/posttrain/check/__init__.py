@@ -76,7 +76,7 @@ def before_run(setup: Setup, stages: Sequence[str], *, console: Console) -> None
     bench.take(setup.recipe, stages)
     bench.take_setup(setup)
     later = {check.name for check in CHECKS if "rl" in check.at}
-    with phase("looking at the data"):
+    with phase("reading the data"):
         lines = run_checks(bench)
     for line in lines:
         if line.state == "fail":

@@ -175,7 +175,7 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
         yield Verdict(
             "fail" if many else "warn" if empty else "pass",
             f"{empty:.0%} get full marks",
-            "mend the reward: saying nothing would be learned first",
+            "fix the reward: saying nothing would be learned first",
             "empty answers",
         )
     wrong = _right(bench, "wrong")
@@ -183,7 +183,7 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
         yield Verdict(
             "warn" if wrong > 0.05 else "pass",
             f"{wrong:.0%} (those to another question) get full marks",
-            "mend the reward, unless one answer may well fit many questions",
+            "fix the reward, unless one answer may well fit many questions",
             "shuffled answers",
         )
 
@@ -191,7 +191,7 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
 def _gold(bench: Bench) -> Verdict:
     marks, share = bench.setup.marks, _right(bench, "gold")
     if share is None:
-        return Verdict("fail", "none could be graded: see broken scores, below", "mend the reward")
+        return Verdict("fail", "none could be graded: see broken scores, below", "fix the reward")
     found, judges = valid(bench, "gold"), " and ".join(map(repr, marks.counted_rewards))
     text = f"{share:.0%} of {len(found)} get full marks from {judges}"
     if share == 1:
@@ -213,7 +213,7 @@ def _gold(bench: Bench) -> Verdict:
     return Verdict(
         "warn" if better else "fail",
         f'{text}; {first.prompt.id}: the gold answer is "{said}" and scores {values}',
-        fix or "mend the answers, or let the reward read them where they stand",
+        fix or "fix the answers, or let the reward read them where they stand",
     )
 
 
@@ -224,7 +224,7 @@ def _mend(bench: Bench, *, share: float, judges: str) -> str:
         if any(extract_answer(answer, how) is not None for answer in given):
             return f"the answers of the data carry {mark} themselves: {mend}"
     extract = _better_extract(bench, share)
-    return f'set extract = "{extract}" for the reward {judges}, or mend the answers' * bool(extract)
+    return f'set extract = "{extract}" for the reward {judges}, or fix the answers' * bool(extract)
 
 
 def _better_extract(bench: Bench, most: float) -> str:

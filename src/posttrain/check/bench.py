@@ -155,7 +155,7 @@ def warnings_as_verdicts() -> Iterator[list[Verdict]]:
         warnings.simplefilter("always")
         yield verdicts
     verdicts += [
-        Verdict("warn", str(warning.message), "mend the file, or accept it")
+        Verdict("warn", str(warning.message), "fix the file, or accept it")
         for warning in caught
         if issubclass(warning.category, UserWarning)
     ]

@@ -24,8 +24,8 @@ from posttrain.check.bench import Bench, Moment
 from posttrain.check.verdicts import WAY, Area, Line, Verdict, broke, problems
 
 SOFT = {
-    "untrained": "not trained yet: the stage sft comes first and may mend this",
-    "stand_in": "the reward model is still to come and may judge otherwise",
+    "untrained": "not trained yet: the stage sft comes first and may fix this",
+    "stand_in": "the reward model is still to come and may judge differently",
     "env_scores": "the environment scores, and this reward is only shown beside it",
 }
 """Why a failure is only a warning, by the attribute of the bench that is then True."""

@@ -36,7 +36,7 @@ def read_recipe(bench: Bench) -> Iterator[Verdict]:
     for caution in cautions(recipe):
         key, _, said = caution.partition(": ")
         text, _, fix = said.partition("; ")
-        yield Verdict("warn", text, f"{fix}, or leave it if meant", key)
+        yield Verdict("warn", text, f"{fix}, or leave it if intended", key)
     model = recipe.rewards.get(MODEL_REWARD)
     bench.stand_in = model is not None and model.get("path", OWN_STAGE) == OWN_STAGE
     stages = list(recipe.stages)

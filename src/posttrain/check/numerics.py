@@ -135,19 +135,19 @@ def follow_weights(bench: Bench) -> Verdict:
     if _alike(before, changed):
         return Verdict(
             "fail",
-            "no: with other weights it says the same",
+            "no: with other weights it answers the same",
             'the engine keeps weights of its own: bring them there, or use rl.engine = "native"',
         )
     if _alike(after, changed):
         return Verdict(
             "fail",
-            "once only: the old weights came back, and it says what the others made it say",
+            "once only: the old weights came back, and it still answers as with the others",
             'bring weights there as often as they change, or use rl.engine = "native"',
         )
     if not _alike(before, after):
         return Verdict(
             "warn",
-            "yes; but with the old weights back, it says something else than before",
+            "yes; but with the old weights back, it answers differently than before",
             "the engine does not keep to its seed: runs with it cannot be repeated; rl.engine "
             '= "native" does',
         )

@@ -54,7 +54,7 @@ def find_repeated(bench: Bench) -> Iterator[Verdict]:
     if train:
         yield Verdict(
             "warn" if extra else "pass",
-            f"{extra} of {len(train)} train prompts repeat another, but for case and white space"
+            f"{extra} of {len(train)} train prompts repeat another, apart from case and white space"
             if extra
             else "none in train",
             "drop them, or they are learned more often than the others",
@@ -65,7 +65,7 @@ def find_repeated(bench: Bench) -> Iterator[Verdict]:
         many = len(leaked) > MAX_LEAK * len(test) and asks_test(bench.recipe)
         yield Verdict(
             "fail" if many else "warn" if leaked else "pass",
-            f"{len(leaked)} of {len(test)} test prompts are in train, but for case and white "
+            f"{len(leaked)} of {len(test)} test prompts are in train, apart from case and white "
             f"space; the first is {leaked[0].id}"
             if leaked
             else "none",
@@ -158,7 +158,7 @@ def count_passes(bench: Bench) -> Verdict | None:
     text = f"{count:,.1f} over the prompts ({how})"
     fix = "give more prompts, or lower rl.steps: what is asked so often is learned by heart"
     if asked > num:
-        text += f"; each batch asks prompts again: {asked} of {num}"
+        text += f"; each batch repeats prompts: {asked} of {num}"
         fix = f"lower rl.prompts_per_step to {num} or less, or give more prompts"
     return Verdict("warn" if asked > num or count > MANY_PASSES else "pass", text, fix)
 

@@ -250,7 +250,7 @@ def check_disk(bench: Bench) -> Verdict | None:
         f"{shown_size(before)} of stages before": before,
     }
     listed = ", ".join(text for text, count in parts.items() if count)
-    kept = "" if bench.recipe.run.keep_last else "; every checkpoint more stays: run.keep_last = 0"
+    kept = "" if bench.recipe.run.keep_last else "; every checkpoint is kept: run.keep_last = 0"
     return Verdict(
         "warn" if needed > free else "pass",
         f"up to {shown_size(needed)} in {fullest.name} ({listed}), {shown_size(free)} free on the "

@@ -119,14 +119,14 @@ def count_broken(bench: Bench) -> Verdict:
         # Only gold answers must not break: empty and wrong ones may be unlike any real completion.
         "fail" if share == 1 or lost > allowed else "warn" if share else "pass",
         text,
-        "mend the reward: a score that breaks is left out, and too many stop the run",
+        "fix the reward: a score that breaks is left out, and too many stop the run",
     )
 
 
 def count_broken_rollouts(bench: Bench) -> Verdict | None:
     """How many real rollouts the rewards could not score; a line only where there are some."""
     share, text = _broken(bench.rollouts, what=" real rollouts")
-    fix = f"mend {bench.to_mend}: above rl.max_invalid the run stops"
+    fix = f"fix {bench.to_mend}: above rl.max_invalid the run stops"
     state: State = "fail" if share > bench.rl.max_invalid else "warn"
     return Verdict(state, text, fix) if share else None
 
@@ -153,7 +153,7 @@ def tell_apart(bench: Bench) -> Verdict | None:
         return Verdict("pass", f"not asked to, {why}: {text}")
     if "gold" not in known or len(known) < 2:
         return Verdict(
-            "pass", "cannot be said without gold answers; see the signal of real rollouts below"
+            "pass", "unknown without gold answers; see the signal of real rollouts below"
         )
     best = max(value for kind, value in known.items() if kind != "gold")
     if known["gold"] > best:
@@ -162,14 +162,14 @@ def tell_apart(bench: Bench) -> Verdict | None:
         return Verdict(
             "fail",
             f"no: on average {text}",
-            "mend the reward: right and wrong must differ, or there is nothing to learn from",
+            "fix the reward: right and wrong must differ, or there is nothing to learn from",
         )
     clear = any(_clearly_above(found[kind], found["gold"]) for kind in ("wrong", "empty"))
-    by_chance = f"not on these {len(found['gold'])} prompts: on average {text}, by chance perhaps"
+    by_chance = f"not on these {len(found['gold'])} prompts: on average {text}, perhaps by chance"
     return Verdict(
         "fail" if clear else "warn",
         f"the wrong way round: on average {text}" if clear else by_chance,
-        "turn the sign of a weight in [rewards], or mend the reward",
+        "flip the sign of a weight in [rewards], or fix the reward",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from posttrain.build.rendered_prompts import render_prompts
 from posttrain.build.sampler import make_sampling
@@ -50,7 +51,7 @@ def sample(bench: Bench) -> Verdict | None:
             except PromptTooLong:  # another line of the report says how many are too long
                 why = "no prompt leaves room for an answer"
     text = f"signal, numerics and resources: {why}"
-    return Verdict("warn", text, "mend what fails above, then check again", "not checked")
+    return Verdict("warn", text, "fix what fails above, then check again", "not checked")
 
 
 @phase("checking: a few rollouts")
@@ -117,7 +118,7 @@ def measure_accuracy(bench: Bench) -> Verdict:
     learned = any(marks.weights.get(name) for name in marks.counted_rewards)
     fix = f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}"
     return Verdict(
-        "warn" if not sum(counts) and useful(groups) and learned else "pass",
+        "warn" if marks.check and not sum(counts) and useful(groups) and learned else "pass",
         f"{text} (right by {marks.check!r})" if marks.check else text,
         bench.usual_first(fix, of=SAMPLING),
         "" if marks.check else "full marks",
@@ -129,8 +130,7 @@ def _learnable(marks: Marks) -> str:
     others = [n for n, weight in marks.weights.items() if weight and n not in marks.counted_rewards]
     if others:
         return f"no answer is right, so only the other rewards ({', '.join(others)}) can be learned"
-    missing = "no answer is right" if marks.check else "no completion has full marks"
-    return f"{missing}, so only the differences between lower marks can be learned"
+    return "no answer is right, so only the differences between lower marks can be learned"
 
 
 def compare_groups(bench: Bench) -> Verdict:
@@ -147,7 +147,7 @@ def compare_groups(bench: Bench) -> Verdict:
             return Verdict("warn", text, fix)
         text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
         also = f", or {_weigh(bench.setup.marks)}" if bench.setup.marks.only_shown else ""
-        return Verdict("fail", text, f"mend the reward: there is nothing that it tells apart{also}")
+        return Verdict("fail", text, f"fix the reward: there is nothing that it tells apart{also}")
     fix = (
         "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
         "prompts of a difficulty that fits"
@@ -175,9 +175,9 @@ def _nothing(bench: Bench) -> tuple[str, str]:
     right = sum(is_right(rollout, marks) for rollout in rollouts)
     alike = all(len({r.tokens for r in group}) == 1 for group in groups)
     many = len(groups) > 1 and len(groups[0]) > 1
-    full = "mend a reward that gives full marks to everything"
+    full = "fix a reward that gives full marks to everything"
     if not scores(rollouts):
-        why, fix = "no score is valid", f"mend {bench.to_mend}"
+        why, fix = "no score is valid", f"fix {bench.to_mend}"
     elif bench.env_scores:
         values = {score.value for score in scores(rollouts)}
         why = "a prompt's episodes all score the same"
@@ -203,11 +203,14 @@ def _nothing(bench: Bench) -> tuple[str, str]:
             why = "all wrong" if marks.counted_rewards else "all alike"
             fix = f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or "
             fix += "raise rl.group_size or rl.temperature"
+            if bench.recipe.model.name == "tiny" and "sft" not in bench.recipe.stages:
+                fix = 'add [sft] before: the model "tiny" has random weights, and no group_size '
+                fix += "makes up for that; or give partial credit in [rewards]"
         else:
             why = "some all right, some all wrong"
             fix = "raise rl.temperature or rl.group_size, or take prompts in between"
         fix = bench.usual_first(fix, of=SAMPLING)
-    return f"nothing to learn from: 100 % of {len(groups)} groups agree ({why})", fix
+    return f"nothing to learn from: 100% of {len(groups)} groups agree ({why})", fix
 
 
 def _weigh(marks: Marks) -> str:
@@ -219,16 +222,27 @@ def measure_length(bench: Bench) -> Verdict:
     turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
     lengths = [len(turn.tokens) for turn in turns]
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
+    fine = not bench.setup.marks.check and _cut_ones_earn(bench.rollouts)
     several = ""
     if bench.setup.env is not None:
         several = f" a turn, {len(turns) / len(bench.rollouts):.1f} turns a rollout"
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
-        "warn" if cut > 0.5 else "pass",  # only a warning: a cut completion can still be graded
+        "warn"
+        if cut > 0.5 and not fine
+        else "pass",  # only a warning: a cut completion can still be graded
         f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens{several}, "
         f"{cut:.0%} truncated",
         bench.usual_first(fix, of=SAMPLING),
     )
+
+
+def _cut_ones_earn(rollouts: Sequence[Rollout]) -> bool:
+    """Whether cut completions differ in their scores, and have no less than finished ones."""
+    valid = [r for r in rollouts if r.score is not None and r.score.ok]
+    cut = [r.score.value for r in valid if r.score and r.stop_reason == "length"]
+    ended = [r.score.value for r in valid if r.score and r.stop_reason != "length"]
+    return len(set(cut)) > 1 and (not ended or fmean(cut) >= fmean(ended))
 
 
 def _warmer(bench: Bench) -> str:
@@ -252,11 +266,11 @@ def show_episode(bench: Bench) -> Verdict | None:
     ]
     trained = sum(row.trained for row in bench.episode)
     text = (
-        f"{counted(len(rollout.turns), 'turn')}, {trained} of {len(rollout.tokens)} tokens behind "
+        f"{counted(len(rollout.turns), 'turn')}, {trained} of {len(rollout.tokens)} tokens after "
         "the prompt are trained on, those of the policy; token by token below"
     )
     right = all(row.trained == (row.writer == "policy") for row in bench.episode)
-    fix = "report this as a fault of posttrain: tokens of the policy alone may be trained on"
+    fix = "report this as a bug in posttrain: only tokens of the policy may be trained on"
     return Verdict("pass" if right else "fail", text, fix)
 
 

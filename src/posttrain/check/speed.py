@@ -91,8 +91,8 @@ def judge(text: str, *, best: str, times: tuple[float, float, float], way: Way) 
     seconds, least, usual = times
     slow = seconds > FAR * usual
     reasons = "; ".join(_reasons(way))
-    text += f": {100 * least / seconds:.2g} % of the device's best, {best}; usual here: "
-    text += f"{100 * least / usual:.2g} % or more"
+    text += f": {100 * least / seconds:.2g}% of the device's best, {best}; usual here: "
+    text += f"{100 * least / usual:.2g}% or more"
     return Verdict(
         "warn" if slow else "pass",
         f"{text} ({reasons})" if reasons and slow else text,

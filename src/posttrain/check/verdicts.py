@@ -15,8 +15,8 @@ from posttrain.track.printable import MARKS, printable
 Area = Literal["config", "data", "rewards", "signal", "numerics", "resources"]
 State = Literal["pass", "warn", "fail"]
 AREAS: tuple[Area, ...] = ("config", "data", "rewards", "signal", "numerics", "resources")
-MEND = "mend this, then check again"
-BROKE = "report this as a fault of posttrain; the run is not held up by it"
+MEND = "fix this, then check again"
+BROKE = "report this as a bug in posttrain; the run is not held up by it"
 WAY = "weights to engine"
 ALWAYS_STOP = (WAY,)  # else the run would learn from samples of another policy
 NOTES = ("passes", "sft and rl prompts")  # lines that a run prints though they pass
@@ -146,7 +146,7 @@ class Report:
         if not lines:
             return self
         failed = "".join(f"\n  {n.area}: {n.name}: {n.text}; {n.fix}" for n in lines)
-        how = 'rl.check = "off" goes on all the same'
+        how = 'rl.check = "off" runs anyway'
         if not all(line.name in ALWAYS_STOP for line in lines):
             how = '--check warn goes on anyway, from Python check="warn"'
-        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nMend it; {how}")
+        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nFix it; {how}")

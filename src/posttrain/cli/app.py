@@ -112,7 +112,7 @@ def run(
     audit: Audit = False,
     check: Check = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the last checkpoint, where there is one.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint, if there is one.")
     ] = False,
     allow_changes: Allow = None,
 ) -> None:
@@ -198,8 +198,8 @@ def evaluate(
     task: Annotated[
         str | None, typer.Option(help="The task (arithmetic, jsonl …), if not a run's or recipe's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write one JSON line a problem.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="Print so many of the answers.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line per problem.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Print this many of the answers.")] = 0,
     stop: Stop = None,
 ) -> None:
     """Accuracy on held-out problems: posttrain eval RUN, or eval MODEL --task NAME.

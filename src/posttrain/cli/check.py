@@ -91,6 +91,6 @@ def _episode(rows: Sequence[TokenRow]) -> Table:
 def _verdict(report: Report) -> Text:
     counts = {state: len(report.of(state)) for state in ("fail", "warn", "pass")}
     summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    end = "can be run" if report.ok else "mend what fails first"
+    end = "can be run" if report.ok else "fix what fails first"
     style = "bold green" if report.ok else "bold red"
     return Text(f"\n{summary} in {report.seconds:.1f} s: {end}", style=style)

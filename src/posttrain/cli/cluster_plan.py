@@ -93,7 +93,7 @@ def render(layouts: Mapping[str, Layout], found: Mapping[str, Prediction]) -> Gr
         )
     asked = found["asked"]
     parts = Text(
-        f"80 % of steps take {seconds(asked.fastest)} to {seconds(asked.slowest)}: sampling "
+        f"80% of steps take {seconds(asked.fastest)} to {seconds(asked.slowest)}: sampling "
         f"{seconds(asked.sampling)} (engines {asked.engine_balance:.0%} balanced), "
         f"grading {seconds(asked.grading)}, learning {seconds(asked.training)} "
         f"(learners {asked.learner_balance:.0%} balanced), sync {seconds(asked.sync)}"

@@ -11,14 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.algorithms.choices import GRADIENTS
-from posttrain.algorithms.table import (
-    ALGORITHMS,
-    Piece,
-    algorithm,
-    difference,
-    kinds_of,
-    pieces,
-)
+from posttrain.algorithms.table import ALGORITHMS, Piece, algorithm, difference, kinds_of, pieces
 from posttrain.track.safe_terminal import Terminal
 
 ABOUT_KL = (

@@ -63,7 +63,7 @@ def grade(
     if graded.all_broken:
         raise ValueError(
             f"grade: every row of {path} is broken, none has a score: {graded.all_broken}. "
-            "Mend the reward, its options or the columns of the file"
+            "Fix the reward, its options or the columns of the file"
         )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PHASES = {
     "sampling": "while completions are sampled",
-    "asking": "while reference, critic or teacher are asked",
+    "asking": "while reference, critic or teacher score",
     "learning": "in forward and backward",
 }
 
@@ -95,7 +95,7 @@ def recipe_of(source: str, overrides: Sequence[str]) -> Resolved:
     if source.endswith(".toml"):
         recipe = resolve(read_recipe(source, overrides))
         if "rl" not in recipe.stages:
-            raise ValueError(f"plan: {source} has no stage rl, and plan speaks of no other")
+            raise ValueError(f"plan: {source} has no stage rl, and plan covers no other stage")
         return recipe
     values: dict[str, Any] = {"model": {"name": source}, "rl": {}}
     return resolve(recipe_from_dict(values, overrides=overrides), supplied=("task", "rewards"))
@@ -145,7 +145,7 @@ def render(found: Footprint) -> Table:
 def sizes_of(found: Footprint, work: Work, *, seconds: Mapping[str, float]) -> Text:
     """What learns, how large batches are, and how long a step takes."""
     count = found.micro_batch_tokens
-    auto = " (chosen by itself)" if work.micro_batch_tokens == "auto" else ""
+    auto = " (chosen automatically)" if work.micro_batch_tokens == "auto" else ""
     sampled = ""
     if work.samples_here:
         turns = "" if found.slots >= work.sequences else f" of {work.sequences}, in turns"
@@ -154,9 +154,9 @@ def sizes_of(found: Footprint, work: Work, *, seconds: Mapping[str, float]) -> T
     share = found.trained / found.weights
     most = f"{found.most_tokens:,} would fit" if found.most_tokens else "none fits"
     return Text(
-        f"{found.weights / 1e6:,.1f} million weights, of which {share:.0%} learn\n"
+        f"{found.weights / 1e6:,.1f} million weights, {share:.0%} of them trained\n"
         f"micro-batches of {count:,} tokens{auto}, {most}{sampled}; more prompts or larger groups "
-        "take more of them, not more memory\n"
+        "take more micro-batches, not more memory\n"
         f"a step takes about {sum(seconds.values()):.3g} s ({each}): an estimate"
     )
 
@@ -176,17 +176,19 @@ def assumptions(work: Work, device: Device) -> list[str]:
 
     moving, computing = shares(work)
     measured = ", as a model of 135 million weights did on an H200" if work.device == "cuda" else ""
-    own = "" if work.samples_here else "; what samples elsewhere is not counted"
+    own = "" if work.samples_here else "; engines elsewhere are not counted"
     rates = f"{device.bytes_per_second / 1e12:.3g} TB/s, {device.flops_per_second / 1e12:.3g}"
     found = [
         f"{device.name}: {gibibytes(device.memory)}, {rates} TFLOP/s ({device.source})",
         f"{work.prompts} prompts of {work.prompt_tokens} tokens (--prompt-tokens) × {work.group} "
-        f"completions of {work.new_tokens}, none ends early{own}",
+        f"completions of {work.new_tokens}, all of full length{own}",
         f"layers {'compiled' if work.compiled else 'as they are'}: sampling at {moving:.0%} of "
         f"those bytes, learning at {computing:.1%} of the operations{measured}",
     ]
     if work.device == "cuda":
-        found.append(f"{gibibytes(CONTEXT)} are left to the driver; a reward model is not counted")
+        found.append(
+            f"{gibibytes(CONTEXT)} are reserved for the driver; a reward model is not counted"
+        )
     return found
 
 
@@ -196,7 +198,7 @@ def conclusion(search: Search, device: Device, *, needed: Option | None) -> str:
     if search.fit:
         return f"It fits: {peak} of {memory}."
     if needed is not None:
-        told = f"With {needed.text} it does: {gibibytes(needed.found.peak)}."
+        told = f"It would fit with {needed.text}: {gibibytes(needed.found.peak)}."
         return f"It does not fit: {peak} of {memory}. {told}"
     refused = "".join(f"\nNot tried: {why}" for why in search.refused)
     tried = "and no combination of the options is enough; take a smaller model."

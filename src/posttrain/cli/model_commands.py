@@ -64,7 +64,7 @@ def card(
     run: RUN,
     file: Annotated[Path | None, typer.Argument(help="Where to write it; else printed.")] = None,
     *,
-    repo: Annotated[str, typer.Option(help="The repository that it speaks of.")] = "ORG/NAME",
+    repo: Annotated[str, typer.Option(help="The repository that it describes.")] = "ORG/NAME",
     base_model: BASE = "",
     license: LICENSE = "",
 ) -> None:
@@ -106,8 +106,8 @@ def push(
 def serve(
     model: Annotated[str, typer.Argument(help="A run, a recipe, a model folder or a hub id.")],
     *,
-    host: Annotated[str, typer.Option(help="127.0.0.1: this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="127.0.0.1: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     api_key: Annotated[
         str, typer.Option(envvar="POSTTRAIN_API_KEY", help="Who asks must send this key.")
     ] = "",

@@ -59,7 +59,7 @@ def plan(
         )
     of_cluster = any(each is not None for each in (learners, engines, max_lag, measured))
     if gpu is not None and of_cluster:
-        raise ValueError("--gpu: speaks of one machine; drop it, or drop what asks for a cluster")
+        raise ValueError("--gpu: is about one machine; drop it, or drop what asks for a cluster")
     if gpu is not None or not (of_cluster or plans_cluster(context.args)):
         source, *overrides = context.args
         plan_memory(
@@ -99,9 +99,11 @@ def play(
     split: Annotated[Literal["train", "test"], typer.Option(help="Its prompts.")] = "train",
     index: Annotated[int, typer.Option(min=0, help="Which of its prompts.")] = 0,
     episodes: Annotated[int, typer.Option(min=1, help="How many, prompt after prompt.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first; the next has the next.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first episode; the next one adds 1.")
+    ] = 0,
     human: Annotated[
-        Literal["policy", "env"] | None, typer.Option(help="In whose place you type.")
+        Literal["policy", "env"] | None, typer.Option(help="Whose part you play.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest turn.")] = None,

@@ -42,10 +42,10 @@ def run_recipe(
     """
     audited = ["--rl.audit", "true"] if audit else []
     recipe, text = _read([*arguments, *audited], command)
+    check_model_paths(recipe)
     if dry_run:
         Terminal().print(render_dry_run(recipe), highlight=False, soft_wrap=True)
         return
-    check_model_paths(recipe)
     console = Terminal()
     with loading(console):  # mistakes in the recipe are reported before large libraries are loaded
         resolved = resolve(recipe)

@@ -26,7 +26,7 @@ def list_results() -> None:
     """Print the published results, with their hardware and minutes."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("result", no_wrap=True)  # to be typed next
-    for heading in ("accuracy", "one run, 95 %", "minutes", "hardware"):
+    for heading in ("accuracy", "one run, 95%", "minutes", "hardware"):
         table.add_column(heading, overflow="fold")
     for path in sorted(RESULTS.glob("*.json")):
         found = read_result(path)
@@ -171,4 +171,4 @@ def _interval(found: Result) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}%"

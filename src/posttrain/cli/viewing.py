@@ -66,7 +66,7 @@ def view(
         typer.Argument(help="Runs, or folders of runs (runs/ by default)."),
     ] = None,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
     static: Annotated[
         Path | None, typer.Option("--static", metavar="OUT", help="Write one HTML file, and stop.")
     ] = None,
@@ -101,11 +101,11 @@ def view(
 def samples(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     *,
-    step: Annotated[int | None, typer.Option(min=0, help="Of this step alone.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of this step only.")] = None,
     first_step: Annotated[int | None, typer.Option(help="From this step on.")] = None,
     last_step: Annotated[int | None, typer.Option(help="Up to this step.")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="Of this reward and more.")] = None,
-    max_reward: Annotated[float | None, typer.Option(help="Of this reward and less.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="With this reward or more.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="With this reward or less.")] = None,
     group: Annotated[int | None, typer.Option(help="Of this group of its step.")] = None,
     state: Annotated[State | None, typer.Option(help="How its score is; broken: not ok.")] = None,
     stop_reason: Annotated[Stop | None, typer.Option(help="How it ended.")] = None,
@@ -113,8 +113,8 @@ def samples(
     text: Annotated[str | None, typer.Option(help="With this text, in prompt or answer.")] = None,
     sort: Annotated[Order, typer.Option(help="Order.")] = "step",
     descending: Annotated[bool, typer.Option("--descending", help="The highest first.")] = False,
-    offset: Annotated[int, typer.Option(min=0, help="Leave out so many.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rollouts of a page.")] = 10,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rollouts per page.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Page through the rollouts of a run, by the filters of posttrain view."""

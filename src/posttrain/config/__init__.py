@@ -34,7 +34,7 @@ from posttrain.config.sections import (
     ModelSection,
     Recipe,
 )
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD, of_any_model
 
 __all__ = [
     "ClusterSection",
@@ -59,6 +59,7 @@ __all__ = [
     "cautions",
     "changed_keys",
     "field_help",
+    "of_any_model",
     "read_recipe",
     "recipe_from_dict",
     "render_dry_run",

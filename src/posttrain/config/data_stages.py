@@ -84,7 +84,7 @@ class SftSection(Optimiser):
 class WrittenPrefer(Section):
     """Preferences between completions of the policy, by an annotator made of rewards."""
 
-    rewards: Rewards = key({}, "What the annotator goes by; without, the task's own rewards.")
+    rewards: Rewards = key({}, "What the annotator judges by; by default the task's own rewards.")
     samples: int = key(2, "Completions for each prompt.", ge=2)
     ranked: bool = key(False, "Write one ranked set per prompt instead of pairs.")
     error_rate: float = key(
@@ -123,7 +123,7 @@ class RewardSection(FromPreferences):
     """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
 
     backbone: str = key(
-        "policy", "policy (as it is then), or a model to put the head on.", min_length=1
+        "policy", "policy (as trained so far), or a model to put the head on.", min_length=1
     )
     margins: bool = key(True, "Use the margins that the rows have.")
     batch_size: int = key(64, "Pairs or ranked sets per optimiser step.", ge=1)

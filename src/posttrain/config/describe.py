@@ -15,7 +15,8 @@ from posttrain.config.fields import Expected, Section
 from posttrain.config.peers.option_names import ours, whose, without
 from posttrain.config.sections import Recipe, WrittenRl
 from posttrain.config.toml import value_text
-from posttrain.registry import did_you_mean, nearest
+from posttrain.registry import did_you_mean, nearest, options
+from posttrain.written import written_function
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -194,6 +195,9 @@ def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
     name = ".".join(parents)
     known = dict(tables())[name].model_fields
     what = "unknown key" if parents or not isinstance(given, Mapping) else "unknown section"
+    if name == "model" and key in options(written_function("posttrain.models.tiny", "build_tiny")):
+        here = f'options = {{ {key} = … }}, or from Python {{"options": {{"{key}": …}}}}'
+        return f"{what}; {key} is an option of the tiny model: {here}"
     if here := ours(key, known):
         return f"{what}; {_here(key, here, section=name)}"
     home = elsewhere(key, besides=name)

@@ -46,6 +46,14 @@ def _as_reward(name: str, given: Any) -> Spec:
     return {"weight": float(weight), **spec}
 
 
+def _as_kl(value: Any) -> Any:
+    name = "none" if value is False else value
+    return {"placement": name} if isinstance(name, str) else value
+
+
+AS_KL = BeforeValidator(_as_kl)
+# An adapter that is only asked for, adapter = true, has rank 16.
+AS_ADAPTER = BeforeValidator(lambda v: {"rank": 16 * v} if isinstance(v, bool) else v)
 PIECE = Expected("a name, or a table with a name and options")
 Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
 OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from posttrain.config.describe import ConfigError, elsewhere, explain, find_field, value_type
 from posttrain.config.paths import beside_recipe
 from posttrain.config.sections import Recipe
+from posttrain.config.specs import of_any_model
 from posttrain.config.toml import value_text
 from posttrain.registry import FILES, did_you_mean
 
@@ -87,6 +88,8 @@ def _checked(
 ) -> Recipe:
     changes = parse_overrides(overrides)
     file = _file_alone(values, name=name) if changes else None
+    if ("model", "name") in changes:
+        _without_sizes(values, name=changes["model", "name"])
     for path, value in changes.items():
         put_key(values, path, value=value)
     if isinstance(values.setdefault("run", {}), dict):
@@ -100,6 +103,14 @@ def _checked(
     recipe._source = source
     recipe._overrides, recipe._file = tuple(".".join(path) for path in changes), file
     return recipe
+
+
+def _without_sizes(values: dict[str, Any], *, name: Any) -> None:
+    """Drop the options of a model in whose place another is named, but those of any model."""
+    model = values.get("model")
+    options = model.get("options") if isinstance(model, dict) else None
+    if model and isinstance(options, dict) and name != model.get("name", "tiny"):
+        model["options"] = of_any_model(options)
 
 
 def _file_alone(values: dict[str, Any], *, name: str) -> Recipe | None:
@@ -249,7 +260,7 @@ def put_key(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> Non
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})
         if isinstance(inner, str):  # a bare name is short for a table with that name
-            inner = table[part] = {"name": inner}
+            inner = table[part] = {"placement" if part == "kl" else "name": inner}
         elif path[depth - 2 : depth - 1] == ("rewards",) and not isinstance(inner, dict):
             inner = table[part] = {"weight": inner}
         elif not isinstance(inner, dict):

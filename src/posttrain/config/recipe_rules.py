@@ -30,7 +30,7 @@ def repeated_names(recipe: Resolved) -> str | None:
         names = [split(spec, kind=f"run.{key}")[0] for spec in getattr(recipe.run, key)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
-            return f"run.{key}: {twice!r} is there twice; name each once"
+            return f"run.{key}: {twice!r} is listed twice; name each once"
     return None
 
 

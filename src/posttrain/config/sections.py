@@ -20,6 +20,8 @@ from posttrain.config.data_stages import (
     WrittenPrefer,
 )
 from posttrain.config.fields import (
+    AS_ADAPTER,
+    AS_KL,
     STAGES,
     AdapterSection,
     Expected,
@@ -116,7 +118,7 @@ class EnvironmentSection(Section):
     memory_mb: int = key(2048, "Memory that a worker may take for its episodes.", ge=1)
     max_turns: int = key(32, "Turns of the policy after which an episode is over; 0: any.", ge=0)
     max_tokens: int = key(
-        0, "Tokens behind the prompt, of both sides, that an episode may have; 0: any.", ge=0
+        0, "Tokens after the prompt, of both sides, that an episode may have; 0: any.", ge=0
     )
 
 
@@ -178,7 +180,7 @@ class WrittenKl(Section):
         "the algorithm's", "Divergence of a sequence to steer to, in nats.", gt=0
     )
     horizon: int | None = later(
-        "10000 with rule proportional", "Sequences after which β may have changed by 20 %.", ge=1
+        "10000 with rule proportional", "Sequences after which β may have changed by 20%.", ge=1
     )
     refresh_every: int | None = later(
         "0", "Steps after which the reference becomes the policy; 0 keeps it frozen.", ge=0
@@ -252,7 +254,9 @@ class WrittenRl(Optimiser):
     advantage: OptionalPiece = later("the algorithm's", "How rewards become advantages.")
     loss: OptionalPiece = later("the algorithm's", "The policy loss of a token.")
     weights: OptionalPiece = later("the algorithm's", "How the losses of tokens are averaged.")
-    kl: WrittenKl | None = later("the algorithm's", "The divergence from the reference model.")
+    kl: Annotated[WrittenKl | None, AS_KL, Expected('a table, false, "loss" or "reward"')] = later(
+        "the algorithm's", "The divergence from the reference model; false: none."
+    )
     critic: WrittenCritic | None = later("the algorithm's", "The value model.")
     whiten_rewards: Annotated[
         bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
@@ -312,7 +316,9 @@ class Recipe(Section):
 
     run: WrittenRun = key(WrittenRun(), "The run.")
     model: ModelSection = key(ModelSection(), "The model.")
-    adapter: AdapterSection = key(AdapterSection(), "Low-rank adapters.")
+    adapter: Annotated[AdapterSection, AS_ADAPTER, Expected("a table, true or false")] = key(
+        AdapterSection(), "Low-rank adapters; true: of rank 16."
+    )
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     grading: GradingSection = key(GradingSection(), "How rewards are run.")

@@ -24,6 +24,7 @@ MODEL_REWARD = "model"
 OWN_STAGE = "reward"  # a reward model, or a critic's start, that this run makes itself
 NO_CHECK = "none"
 _ACCURACY = "that word names the reward that checks the answers"
+_OF_ANY_MODEL = ("attention",)
 _BESIDE_TASKS = {"accuracy": _ACCURACY, "env": "that word names what replies to the answers"}
 
 
@@ -85,6 +86,16 @@ def check_model(model: ModelSection) -> None:
     if model.options and model.name == "tiny":
         build = written_function("posttrain.models.tiny", "build_tiny")
         _check(build, model.options, key="model.options")
+        return
+    sizes = [name for name in model.options if name not in (*_OF_ANY_MODEL, "revision")]
+    if sizes:
+        which = f"only for the model 'tiny', and model.name is {model.name!r}"
+        raise ValueError(f"model.options: {', '.join(sizes)}: {which}; leave out")
+
+
+def of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of loading that do not belong to one model: the others are sizes of tiny."""
+    return {name: value for name, value in options.items() if name in _OF_ANY_MODEL}
 
 
 def _mistyped_tiny(name: str) -> bool:

@@ -55,10 +55,11 @@ def value_text(value: Any) -> str:
 def as_overrides(keys: Mapping[str, Any]) -> list[str]:
     """Dotted keys and their values as words of a command line.
 
-    >>> as_overrides({"adapter.rank": 16, "adapter.quantize": "nf4"})
-    ['--adapter.rank', '16', '--adapter.quantize', 'nf4']
+    >>> as_overrides({"adapter.rank": 16, "run.stages": ("rl", "eval")})
+    ['--adapter.rank', '16', '--run.stages', 'rl,eval']
     """
     texts = {key: v if isinstance(v, str) else value_text(v) for key, v in keys.items()}
+    texts |= {key: ",".join(keys[key]) for key in ("run.stages",) if key in keys}
     return [word for key, text in texts.items() for word in (f"--{key}", text)]
 
 

@@ -168,7 +168,7 @@ def try_template(
         raise ValueError(
             f"chat: the chat template ({file}) leaves out the {left_out[0]}'s message: "
             f"of a chat of {', '.join(roles)} it writes {text[:SHOWN]!r}; "
-            f"{f'{SYSTEM}, or ' * (left_out[0] == 'system')}mend the template, or set "
+            f"{f'{SYSTEM}, or ' * (left_out[0] == 'system')}fix the template, or set "
             "chat = false and write plain prompts"
         )
     for role in sorted({*roles} - {"user"}):
@@ -181,7 +181,7 @@ def try_template(
             warnings.warn(
                 f"chat: the chat template ({file}) writes the {role}'s messages like "
                 f"the user's, so that the model cannot tell them apart: {text[:SHOWN]!r}; "
-                "mend the template, unless that is meant",
+                "fix the template, unless that is intended",
                 stacklevel=3,
             )
 

@@ -114,7 +114,7 @@ def _length_to_end(turn: Sequence[int], end_tokens: Collection[int]) -> int:
     ends = [index for index, token in enumerate(turn) if token in end_tokens]
     if not ends:
         raise ValueError(
-            "chat: the chat template puts no end token behind an assistant's turn, so the "
+            "chat: the chat template puts no end token after an assistant's turn, so the "
             "model would never learn to stop; pass the policy's end_tokens, or change it"
         )
     return ends[-1] + 1

@@ -61,7 +61,7 @@ class Ranked:
             if (earlier := places.setdefault(text.strip(), place)) != place:
                 raise ValueError(
                     f"completions: number {earlier} and number {place}, the best being number 1, "
-                    "are the same text but for white space, so neither is better; mend one"
+                    "are the same text but for white space, so neither is better; fix one"
                 )
         if not _is_number(self.margin) or self.margin < 0:
             raise ValueError(

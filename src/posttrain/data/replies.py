@@ -110,12 +110,12 @@ class ReplyRenderer:
             closing = behind[: behind.index(said[0])]
             ends = [token in self._end_tokens for token in self._control.encode(closing, {})]
             if not any(ends):
-                wrong = "puts no end token behind the assistant's turn"
+                wrong = "puts no end token after the assistant's turn"
         if wrong:
             raise ValueError(
                 f"chat: the chat template {wrong}, so that what an environment replies cannot be "
-                f"told from it: behind an assistant's {MARK!r} it writes {behind[:SHOWN]!r}; pass "
-                "the policy's end_tokens, mend the template, or set chat = false"
+                f"told from it: after an assistant's {MARK!r} it writes {behind[:SHOWN]!r}; pass "
+                "the policy's end_tokens, fix the template, or set chat = false"
             )
 
     def _end(self, tokens: Sequence[int]) -> int:

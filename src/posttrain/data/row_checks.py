@@ -35,7 +35,7 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError(
             f"{where}: {column!r} has half of a character (a lone surrogate, like \\ud800), which "
-            "no tokenizer can read; mend or remove the line"
+            "no tokenizer can read; fix or remove the line"
         )
     return value
 

@@ -1,7 +1,7 @@
 """Rows wherever they are: JSONL, JSON, CSV and Parquet files, folders of ``datasets``, objects.
 
 They are read one after another, and a file that is not whole is refused with the place and a way to
-mend it. Nothing here runs code of a data set.
+fix it. Nothing here runs code of a data set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from posttrain.registry import nearest
 MAX_LINE_BYTES = 64 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
-MEND = "mend or remove the line"
+MEND = "fix or remove the line"
 _BATCH = 1024  # rows of a Parquet or Arrow file in memory at a time
 _BUFFER = 2**20  # bytes of a column that are read at a time: without, a whole row group is
 _UTF16 = ("UTF-16 text", "convert it with iconv -f UTF-16 -t UTF-8")

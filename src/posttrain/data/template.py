@@ -352,7 +352,7 @@ class Template:
             return write_chats(template, chats, names=names)
         except TemplateLimit as error:
             raise ValueError(
-                f"chat: the chat template ({self._file()}) {error}; mend it, or set chat = false "
+                f"chat: the chat template ({self._file()}) {error}; fix it, or set chat = false "
                 "and write plain prompts"
             ) from None
         except TemplateRefusal as error:

@@ -42,7 +42,7 @@ def load_ray() -> Any:
 
 
 def init(address: str) -> Any:
-    """Connect this process to the cluster at ``address``, or to a new one on this machine alone."""
+    """Connect this process to the cluster at ``address``, or to a new one on this machine only."""
     host = THIS_MACHINE if address == LOCAL else check_address(address)
     if host in (THIS_MACHINE, "localhost"):
         os.environ.update(ONLY_HERE)

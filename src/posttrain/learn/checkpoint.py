@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 Like = Callable[[str], Tensor | None]
-ELSEWHERE = "resume from another checkpoint, or start the stage anew"
+ELSEWHERE = "resume from another checkpoint, or start the stage over"
 
 
 def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:

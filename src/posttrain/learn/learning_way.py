@@ -37,7 +37,7 @@ def learning_way(
     elif captured:
         broken = next((one.pool.broken for one in captured if one.pool.broken), "")
         wanted = [("captured passes", Support(broken), "each pass takes longer")]
-    when = "" if device.type == "cuda" else " where that saves work"
+    when = "" if device.type == "cuda" else " where it saves work"
     return Way.of(f"packed{when}", "prompts shared", *spread, wanted=wanted)
 
 

@@ -151,7 +151,7 @@ class AdapterGroup:
             raise ValueError(
                 f"adapter: {len(wrong)} weights do not fit the adapters of this run: "
                 f"{'; '.join(sorted(wrong)[:3])}; all adapters of a run have the same rank and "
-                "layers: give those that one run made, or train each by itself"
+                "layers: give those that one run made, or train each on its own"
             )
         self._copy([weights[name] for name in own], list(own.values()))
 

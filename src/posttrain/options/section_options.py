@@ -119,7 +119,7 @@ class EnvironmentOptions(TypedDict, total=False):
     max_turns: int
     """Turns of the policy after which an episode is over; 0: any."""
     max_tokens: int
-    """Tokens behind the prompt, of both sides, that an episode may have; 0: any."""
+    """Tokens after the prompt, of both sides, that an episode may have; 0: any."""
 
 
 class TeacherOptions(TypedDict, total=False):
@@ -160,7 +160,7 @@ class KlOptions(TypedDict, total=False):
     target: float | None
     """Divergence of a sequence to steer to, in nats."""
     horizon: int | None
-    """Sequences after which β may have changed by 20 %."""
+    """Sequences after which β may have changed by 20%."""
     refresh_every: int | None
     """Steps after which the reference becomes the policy; 0 keeps it frozen."""
     dtype: Literal["model", "bfloat16"] | None

@@ -50,13 +50,9 @@ class OptimiserOptions(TypedDict, total=False):
     save_every: int | None
     """Steps between checkpoints; 0: none but at Ctrl-C."""
     run_options: RunOptions
-    """``[run]`` of a recipe."""
     model_options: ModelOptions
-    """``[model]`` of a recipe."""
     cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
-    adapter: AdapterOptions
-    """``[adapter]`` of a recipe."""
+    adapter: AdapterOptions | bool
 
 
 class PreferencesOptions(OptimiserOptions, total=False):
@@ -129,20 +125,16 @@ class PreferOptions(TypedDict, total=False):
     max_invalid: float
     """Share of broken scores that stops the stage."""
     run_options: RunOptions
-    """``[run]`` of a recipe."""
     model_options: ModelOptions
-    """``[model]`` of a recipe."""
     cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
     grading: GradingOptions
-    """``[grading]`` of a recipe."""
 
 
 class RewardOptions(PreferencesOptions, total=False):
     """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
 
     backbone: str | PathLike[str]
-    """policy (as it is then), or a model to put the head on."""
+    """policy (as trained so far), or a model to put the head on."""
     margins: bool
     """Use the margins that the rows have."""
     batch_size: int
@@ -213,8 +205,8 @@ class RlOptions(OptimiserOptions, total=False):
     """The policy loss of a token."""
     weights: str | Mapping[str, Any] | None
     """How the losses of tokens are averaged."""
-    kl: KlOptions | None
-    """The divergence from the reference model."""
+    kl: KlOptions | Literal[False, "none", "loss", "reward"] | None
+    """The divergence from the reference model; false: none."""
     critic: CriticOptions | None
     """The value model."""
     whiten_rewards: bool | Literal["population", "sample"]
@@ -248,23 +240,15 @@ class RlOptions(OptimiserOptions, total=False):
     max_invalid: float
     """Share of broken scores that stops the run, of held-out ones too."""
     grading: GradingOptions
-    """``[grading]`` of a recipe."""
     environment: EnvironmentOptions
-    """``[environment]`` of a recipe."""
     teacher: TeacherOptions
-    """``[teacher]`` of a recipe."""
     sweep: Sequence[Mapping[str, Any]]
-    """``[sweep]`` of a recipe."""
 
 
 class EvaluateOptions(EvalOptions, total=False):
     """Accuracy on the task's test problems."""
 
     run_options: RunOptions
-    """``[run]`` of a recipe."""
     model_options: ModelOptions
-    """``[model]`` of a recipe."""
     grading: GradingOptions
-    """``[grading]`` of a recipe."""
     environment: EnvironmentOptions
-    """``[environment]`` of a recipe."""

@@ -133,14 +133,14 @@ class Callbacks:
                 f"it returned {returned!r}; expected a mapping of names and numbers, a Stop or None"
             )
         if twice := sorted(map(str, returned.keys() & taken.keys())):
-            raise ValueError(f"it returned {twice[0]!r}, which the record has already; rename it")
+            raise ValueError(f"it returned {twice[0]!r}, which is already in the record; rename it")
         return {str(name): float(value) for name, value in returned.items()}
 
     def _failed(self, callback: Callback, error: Exception, *, step: int) -> None:
         name = getattr(callback, "__qualname__", type(callback).__name__)
         self.failure = RuntimeError(
             f"callbacks: {name} raised {type(error).__name__}: {error}, after step {step} of "
-            f"{self._stage}, which is saved; mend it, and call again with resume=True"
+            f"{self._stage}, which is saved; fix it, and call again with resume=True"
         )
         self.failure.__cause__ = error
 

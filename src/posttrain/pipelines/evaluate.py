@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems: accuracy, mean@k and pass@k with 95 % intervals, rewards."""
+"""Evaluation on held-out problems: accuracy, mean@k and pass@k with 95% intervals, rewards."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _results(facts: RunFacts) -> str:
     problems = facts.summary.get("problems")
     lines.append("")
     over = f" of {problems} held-out problems" if problems else ""
-    lines.append(f"Intervals are 95 %; shares are{over or ' of held-out rows'}; one run, one seed.")
+    lines.append(f"Intervals are 95%; shares are{over or ' of held-out rows'}; one run, one seed.")
     if broken := facts.held_out.broken():
         lines.append(f"Scores that broke: {escaped(without_folders(broken))}.")
     return "\n".join(lines)
@@ -180,8 +180,8 @@ def _training(facts: RunFacts, source: CardSource) -> str:
 def _limits(facts: RunFacts) -> str:
     known = "Nobody has checked this model for safety, bias or facts beyond the numbers above."
     if not facts.findings:
-        return f"{known} While it trained, nothing was found wrong."
-    lines = [known, "", "What was found wrong while it trained:", ""]
+        return f"{known} No problem was found during training."
+    lines = [known, "", "Problems found during training:", ""]
     for finding in facts.findings:
         when, text = describe_finding(finding)
         told = f"{finding.get('stage', '')} {finding.get('rule', '')}".strip()

@@ -21,15 +21,7 @@ State = Literal["finished", "running", "unfinished", "broken"]
 T = TypeVar("T")
 DEPTH = 3  # levels of folders that are searched
 # Exceptions of reading a damaged or foreign file.
-BROKEN = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    OSError,
-    RecursionError,
-)
+BROKEN = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)

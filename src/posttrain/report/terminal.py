@@ -182,7 +182,7 @@ def _numbers(found: HeldOut, *, title: str) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column(Text(f"{printable(title)}, greedy answers"))
     table.add_column("", justify="right")
-    table.add_column("95 % interval", justify="right")
+    table.add_column("95% interval", justify="right")
     for name, estimate in found.after["estimates"].items():
         interval = Interval(**estimate)
         bounds = f"[{interval.low:.1%}, {interval.high:.1%}]"

@@ -162,7 +162,7 @@ def checked(reward: BoundReward, result: Any) -> Score:
         return broken(reward, f"returned {error}")
     most = reward.maximum
     if most is not None and number > most + 1e-9 * max(1.0, abs(most)):
-        mend = "mend the reward, or declare the most that it can give"
+        mend = "fix the reward, or declare the most that it can give"
         return broken(reward, f"returned {number:g}, above its maximum of {most:g}; {mend}")
     reason = "" if score is None else score.reason
     return Score(value=number, parts=parts, reason=reason, token_rewards=tokens)

@@ -148,7 +148,7 @@ def check_ready(
         if not error.there:
             raise ValueError(
                 f"the judge {model!r} at {url!r} cannot be asked: {error}"
-                f"{_hint(error, url=url, variable=api_key_variable)}; mend its url, model or key"
+                f"{_hint(error, url=url, variable=api_key_variable)}; fix its url, model or key"
             ) from None
 
 

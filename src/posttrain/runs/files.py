@@ -66,7 +66,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     '{}'
     """
     if path.exists():
-        raise FileExistsError(f"{path}: is there already; remove it first, or choose another name")
+        raise FileExistsError(f"{path}: already exists; remove it first, or choose another name")
     beside = _beside(path)
     shutil.rmtree(beside, ignore_errors=True)  # a process that had this number and was killed
     with writing(path):

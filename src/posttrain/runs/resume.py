@@ -186,7 +186,7 @@ def resume_stage(
         say(f"checkpoint left out: {problem}")
     cut_back(found, begins_at)
     if begins_at is None:
-        say(f"{stage}: starts over, for it has no whole checkpoint")
+        say(f"{stage}: starts over, because it has no complete checkpoint")
     else:
         say(f"{stage}: goes on from step {begins_at.step}")
     return found, begins_at
@@ -222,10 +222,10 @@ def resume_hint(folder: RunFolder, *, new: Callable[[], bool]) -> Iterator[None]
         yield
     except KeyboardInterrupt as stop:
         if new():
-            stop.args = ("stopped before the first step; nothing of it is left",)
+            stop.args = ("stopped before the first step; nothing is left of it",)
             raise
         step = stop.saved if isinstance(stop, Stopped) else None
-        what = "stopped at once; what is saved is the last checkpoint, where there is one"
+        what = "stopped at once; the last checkpoint, if there is one, is kept"
         if step is not None:
             what = f"stopped after step {step}, which is saved"
         stop.args = (f"{what}; to go on: {further}",)

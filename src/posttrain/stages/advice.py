@@ -86,7 +86,7 @@ def _onwards(facts: RunFacts, recipe: Resolved) -> list[str]:
     rewards = series(facts.records("rl"), "reward/mean")
     count = max(WINDOW, len(rewards) // 5)
     if len(rewards) < 2 * count:
-        why = "so few steps show little: take more"
+        why = "too few steps to tell much: take more"
         return _again(folder, recipe, change=f"--rl.steps {5 * recipe.rl.steps}", why=why)
     change, why = _by_reward(rewards, recipe.rl, count=count)
     return _again(folder, recipe, change=change, why=why)
@@ -101,9 +101,12 @@ def _by_reward(rewards: Sequence[float], section: RlSection, *, count: int) -> t
     if lately > chance:
         return longer, "the reward was still rising: train longer"
     if last - first <= chance:
-        return longer, "whether the reward rises is within chance in so many steps: train longer"
-    why = f"the reward rose, and in the last {count} steps not beyond chance: "
-    return f"--rl.group_size {2 * section.group_size}", f"{why}give each prompt more to compare"
+        return longer, "too few steps to tell whether the reward rises: train longer"
+    why = f"the reward rose, but in the last {count} steps no longer beyond chance: "
+    return (
+        f"--rl.group_size {2 * section.group_size}",
+        f"{why}compare more completions of each prompt",
+    )
 
 
 def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
@@ -111,8 +114,6 @@ def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
     if "sft" not in folder.stages or recipe.written.rl is None or not recipe.source:
         return []
     model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
-    if recipe.model.options:  # they were those of the model before
-        model += ["--model.options", "{}"]
     return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
 
 
@@ -175,7 +176,7 @@ def _play(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]
         return []
     row = min(known, key=lambda row: row["reward"])
     place = ["--split", "test", "--index", str(row["index"]), "--temperature", "0"]
-    lowest = f"# a held-out episode, of the lowest score ({row['reward']:g})"
+    lowest = f"# the held-out episode with the lowest score ({row['reward']:g})"
     return [lowest, _command("play", folder.path, *place)]
 
 

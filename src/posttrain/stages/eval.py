@@ -7,13 +7,7 @@ from typing import Any
 
 from posttrain.build.model_source import check_models
 from posttrain.build.rows import data_told
-from posttrain.build.setup import (
-    Setup,
-    Supplied,
-    choose_device,
-    make_policy,
-    make_setup,
-)
+from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, make_setup
 from posttrain.build.trained_rows import check_has_test, check_unseen
 from posttrain.check.texts import find_notes, read_rows
 from posttrain.config import Recipe, resolve

@@ -47,11 +47,7 @@ def answers(
 
 
 def evaluate_policy(
-    setup: Setup,
-    section: EvalSection,
-    *,
-    engine: Engine | None = None,
-    doing: str = "evaluating",
+    setup: Setup, section: EvalSection, *, engine: Engine | None = None, doing: str = "evaluating"
 ) -> Evaluation:
     """Accuracy of a policy on the task's test problems; ``doing`` is what a display calls it.
 
@@ -64,12 +60,7 @@ def evaluate_policy(
     num_answers = len(prompts) * (1 + section.samples)
     with until_done(sampler, given=engine), phase(doing, total=num_answers, unit="answers"):
         return evaluate(
-            partial(
-                collect_scored,
-                engine=sampler,
-                scorer=scorer,
-                env=setup.env,
-            ),
+            partial(collect_scored, engine=sampler, scorer=scorer, env=setup.env),
             prompts,
             marks=setup.marks,
             sampling=Sampling(

@@ -9,15 +9,8 @@ from typing import Any
 
 from posttrain.build.model_source import Source, find_source, over
 from posttrain.build.sampler import make_plain_sampler
-from posttrain.build.setup import (
-    Setup,
-    choose_device,
-    make_policy,
-    make_setup,
-    make_template,
-    of_any_model,
-)
-from posttrain.config import resolve
+from posttrain.build.setup import Setup, choose_device, make_policy, make_setup, make_template
+from posttrain.config import of_any_model, resolve
 from posttrain.envs import ENVS
 from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split
@@ -25,11 +18,7 @@ from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.play import UNSCORED, Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
-from posttrain.stages.loaded.loaded_policy import (
-    longest_answer,
-    stop_strings,
-    stopping,
-)
+from posttrain.stages.loaded.loaded_policy import longest_answer, stop_strings, stopping
 from posttrain.track.progress import showing
 from posttrain.types import Prompt, Rollout, Sampling
 

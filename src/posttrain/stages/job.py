@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from posttrain.build.rows import data_told
-from posttrain.build.setup import (
-    Setup,
-    Supplied,
-    choose_device,
-    make_policy,
-    make_setup,
-)
+from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, make_setup
 from posttrain.build.threads import settle_threads
 from posttrain.check import before_run
 from posttrain.config import Resolved
@@ -107,7 +101,7 @@ class Job:
         digest = self._digests[stage]
         if self._finished.holds(stage, digest=digest, say=self.say):
             self._seconds_before = (self.folder.stage_record(stage) or {}).get("seconds", 0.0)
-            self.say(f"{stage}: finished already; taken from the run folder")
+            self.say(f"{stage}: already finished; taken from the run folder")
             if stage in ("sft", "dpo", "rl"):
                 self._load(str(self.folder.stage(stage).model))
         else:

@@ -10,12 +10,7 @@ from typing import Any
 from posttrain.build.cluster import stage_learner
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.setup import Setup, make_template
-from posttrain.models.reward import (
-    RewardModel,
-    reward_from_policy,
-    save_reward,
-    with_normalisation,
-)
+from posttrain.models.reward import RewardModel, reward_from_policy, save_reward, with_normalisation
 from posttrain.models.reward_scorer import ModelScorer
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.reward_model import (

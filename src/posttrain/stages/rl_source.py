@@ -21,11 +21,7 @@ from posttrain.types.marks import is_right
 
 
 def make_source(
-    setup: Setup,
-    engine: Engine,
-    *,
-    prompts: Sequence[Prompt],
-    replies: KeptReplies | None = None,
+    setup: Setup, engine: Engine, *, prompts: Sequence[Prompt], replies: KeptReplies | None = None
 ) -> RolloutSource:
     """Prompts in, groups of scored rollouts out."""
     section, seed = setup.recipe.rl, setup.recipe.run.seed
@@ -61,8 +57,8 @@ def make_order(setup: Setup, prompts: Sequence[Prompt]) -> PromptOrder:
     seed, section = setup.recipe.run.seed, setup.recipe.rl.curriculum
     if section is not None and not setup.marks.counted_rewards:
         raise ValueError(
-            "rl.curriculum: goes by how often a prompt is answered rightly, and no reward of this "
-            "run has full marks; drop it, or set task.accuracy"
+            "rl.curriculum: needs to know how often a prompt is answered correctly, and no reward "
+            "of this run has full marks; drop it, or set task.accuracy"
         )
 
     def order(some: Sequence[Prompt], number: int) -> PromptOrder:

@@ -49,9 +49,7 @@ def run(
     undo_killed(folder, resume=resume)
     check_model_paths(resolved, anew=overwrite, written=start is not None)
     if trains_several(resolved) and "callbacks" in supplied:
-        raise ValueError(
-            "callbacks: have no place beside several adapters; train one, or drop them"
-        )
+        raise ValueError("callbacks: do not work with several adapters; train one, or drop them")
     work = run_together if trains_several(resolved) else run_one
     if overwrite:
         given = {name: table for name, table in to_dict(resolved).items() if name != "run"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from posttrain.rewards.format import think_answer
-from posttrain.tasks.splits import sample_splits, shuffled
+from posttrain.tasks.splits import sample_splits, shuffled, sizes, told_fewer
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
@@ -36,8 +36,8 @@ def arithmetic_task(
     digits: int = 2,
     num_operands: int = 2,
     think: bool = False,
-    num_train: int = 1000,
-    num_test: int = 200,
+    num_train: int | None = None,
+    num_test: int | None = None,
     seed: int = 0,
 ) -> PromptTask:
     """Sums, differences and products of numbers with up to ``digits`` digits.
@@ -56,7 +56,7 @@ def arithmetic_task(
             f"got {digits}, {num_operands}"
         )
     size = 10 ** (digits * num_operands) * len(operators) ** (num_operands - 1)
-    order = shuffled(size, seed=seed, num_needed=num_train + num_test)
+    order = shuffled(size, seed=seed, num_needed=sum(sizes(num_train, num_test)))
     train, test = sample_splits(
         (_expression(i, operators=operators, digits=digits, count=num_operands) for i in order),
         identity=canonical,
@@ -78,6 +78,7 @@ def arithmetic_task(
         test=tuple(_prompt(f"test-{i}", expression) for i, expression in enumerate(test)),
         solve=solve,
         accuracy={"name": "numeric", "extract": "answer"},
+        told=told_fewer("task 'arithmetic'", (len(train), len(test)), asked=(num_train, num_test)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from posttrain.rewards.format import think_answer
-from posttrain.tasks.splits import sample_splits
+from posttrain.tasks.splits import sample_splits, told_fewer
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
@@ -30,8 +30,8 @@ def countdown_task(
     maximum: int = 20,
     maximum_target: int = 100,
     think: bool = False,
-    num_train: int = 1000,
-    num_test: int = 200,
+    num_train: int | None = None,
+    num_test: int | None = None,
     seed: int = 0,
 ) -> PromptTask:
     """Puzzles with ``num_numbers`` numbers from 1 to ``maximum``, all solvable, most in many ways.
@@ -68,6 +68,7 @@ def countdown_task(
         test=tuple(_prompt(f"test-{i}", puzzle, think=think) for i, puzzle in enumerate(test)),
         solve=solve,
         accuracy={"name": "countdown", "extract": "expression"},
+        told=told_fewer("task 'countdown'", (len(train), len(test)), asked=(num_train, num_test)),
     )
 
 

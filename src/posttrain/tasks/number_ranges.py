@@ -6,7 +6,7 @@ import random
 
 from posttrain.envs.guess_number import Guessing, GuessNumber
 from posttrain.tasks.demonstrations import played
-from posttrain.tasks.splits import sample_splits, shuffled
+from posttrain.tasks.splits import sample_splits, shuffled, sizes, told_fewer
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
@@ -16,8 +16,8 @@ def guess_number_task(
     maximum: int = 100,
     smallest: int = 10,
     template: str = "Guess a number from {low} to {high}: ",
-    num_train: int = 1000,
-    num_test: int = 200,
+    num_train: int | None = None,
+    num_test: int | None = None,
     seed: int = 0,
 ) -> PromptTask:
     """Ranges of at least ``smallest`` numbers between 1 and ``maximum``, and a number in each.
@@ -39,7 +39,7 @@ def guess_number_task(
         for high in range(low + smallest - 1, maximum + 1)
     ]
     problems = [(low, high, n) for low, high in ranges for n in range(low, high + 1)]
-    order = shuffled(len(problems), seed=seed, num_needed=num_train + num_test)
+    order = shuffled(len(problems), seed=seed, num_needed=sum(sizes(num_train, num_test)))
     train, test = sample_splits(
         (problems[index] for index in order),
         identity=lambda problem: f"guess_number {problem[0]} {problem[1]}",
@@ -67,6 +67,9 @@ def guess_number_task(
         solve=lambda prompt: prompt.columns["answer"],
         demonstrate=_random_game,
         accuracy="exact",
+        told=told_fewer(
+            "task 'guess_number'", (len(train), len(test)), asked=(num_train, num_test)
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.tasks.splits import sample_splits, shuffled
+from posttrain.tasks.splits import sample_splits, shuffled, sizes, told_fewer
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
@@ -11,8 +11,8 @@ def sort_task(
     *,
     length: int = 5,
     maximum: int = 9,
-    num_train: int = 1000,
-    num_test: int = 200,
+    num_train: int | None = None,
+    num_test: int | None = None,
     seed: int = 0,
 ) -> PromptTask:
     """Lists of ``length`` numbers from 0 to ``maximum``, to be written in rising order.
@@ -26,7 +26,7 @@ def sort_task(
             f"got {length}, {maximum}"
         )
     size = (maximum + 1) ** length
-    order = shuffled(size, seed=seed, num_needed=num_train + num_test)
+    order = shuffled(size, seed=seed, num_needed=sum(sizes(num_train, num_test)))
     train, test = sample_splits(
         (_numbers(index, length=length, maximum=maximum) for index in order),
         identity=lambda numbers: f"sort {sorted(numbers)}",
@@ -42,6 +42,7 @@ def sort_task(
         test=tuple(_prompt(f"test-{i}", numbers) for i, numbers in enumerate(test)),
         solve=lambda prompt: prompt.columns["answer"],
         accuracy="sort",
+        told=told_fewer("task 'sort'", (len(train), len(test)), asked=(num_train, num_test)),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 Problem = TypeVar("Problem")
 
 HELD_OUT_SHARE = 0.2
+USUAL = (1000, 200)  # num_train and num_test where they are not given
 _ENUMERABLE = 2**16
 
 
@@ -43,32 +44,51 @@ def shuffled(size: int, *, seed: int, num_needed: int) -> Iterator[int]:
             yield number
 
 
+def sizes(num_train: int | None, num_test: int | None) -> tuple[int, int]:
+    """The numbers that were asked for; in place of None the usual ones."""
+    train, test = USUAL
+    return train if num_train is None else num_train, test if num_test is None else num_test
+
+
 def sample_splits(
     problems: Iterable[Problem],
     *,
     identity: Callable[[Problem], str],
-    num_train: int,
-    num_test: int,
+    num_train: int | None,
+    num_test: int | None,
     kind: str,
     fix: str,
 ) -> tuple[list[Problem], list[Problem]]:
     """The first ``num_train`` and ``num_test`` problems of a stream, each to its side.
 
-    ``identity`` says what must not stand on both sides. A stream that ends too early is a
-    ``ValueError`` that says how many there are, and ``fix``. More of one split leaves the other
-    as it is.
+    ``identity`` says what must not stand on both sides. A stream that ends before a number that
+    was asked for is a ``ValueError`` that says how many there are, and ``fix``; in place of None
+    it may end before the usual number. More of one split leaves the other as it is.
     """
     for name, number in {"num_train": num_train, "num_test": num_test}.items():
-        if number < (name == "num_train"):
+        if number is not None and number < (name == "num_train"):
             raise ValueError(f"{kind}: {name} must be at least {int(name == 'num_train')}")
+    most_train, most_test = sizes(num_train, num_test)
     train: list[Problem] = []
     test: list[Problem] = []
     for problem in problems:
         (test if held_out(identity(problem)) else train).append(problem)
-        if len(train) >= num_train and len(test) >= num_test:
-            return train[:num_train], test[:num_test]
-    raise ValueError(
-        f"{kind}: asked for num_train={num_train:,} and num_test={num_test:,}, but "
-        f"there are {len(train):,} problems for training and {len(test):,} for the test (a hash "
-        f"holds out a fifth); ask for fewer, or {fix}"
-    )
+        if len(train) >= most_train and len(test) >= most_test:
+            break
+    if len(train) < (num_train or 1) or len(test) < (num_test or 0):
+        asked = {"num_train": num_train, "num_test": num_test}.items()
+        wanted = " and ".join(f"{name}={number:,}" for name, number in asked if number is not None)
+        raise ValueError(
+            f"{kind}: asked for {wanted or 'problems for training'}, but "
+            f"there are {len(train):,} problems for training and {len(test):,} for the test (a "
+            f"hash holds out a fifth); ask for fewer, or {fix}"
+        )
+    return train[:most_train], test[:most_test]
+
+
+def told_fewer(kind: str, counts: tuple[int, int], *, asked: tuple[int | None, int | None]) -> str:
+    """That a task has fewer problems than are usual; empty where it has as many."""
+    if counts == sizes(*asked):
+        return ""
+    found = f"{counts[0]:,} training and {counts[1]:,} test problems"
+    return f"{kind}: {found}; there are fewer than the default {USUAL[0]:,} and {USUAL[1]:,}"

@@ -127,6 +127,6 @@ def _check_size(config: PretrainedConfig, file: Path) -> None:
         if planned.num_parameters() <= _WEIGHTS_PER_BYTE * size:
             return
     raise ValueError(
-        f"model: {str(file)!r} is damaged: it speaks of a model that does not fit into its "
+        f"model: {str(file)!r} is damaged: it describes a model that does not fit into its "
         f"{num_tensors:,} tensors and {size:,} bytes; {AGAIN}"
     )

@@ -23,7 +23,7 @@ def check_parts(values: Mapping[str, Any], *, where: str) -> None:
         elif isinstance(value, int) and value > MAX_PARTS and _PARTS.search(name):
             raise ValueError(
                 f"model: {where} asks for {name} = {value:,}, and at most {MAX_PARTS:,} are built: "
-                "the largest known models have a few hundred; mend it there, or copy the file again"
+                "the largest known models have a few hundred; fix it there, or copy the file again"
             )
 
 
@@ -38,7 +38,7 @@ def check_size(config: Any, *, where: str, dtype: torch.dtype) -> None:
         f"model: {where} asks for {found.num_hidden_layers:,} layers of hidden_size "
         f"{found.hidden_size:,} and a vocab_size of {found.vocab_size:,}: at least {weights:,} "
         f"weights, which take {_size(weights * dtype.itemsize)} as {kind}, and this machine has "
-        f"{_size(memory)} of memory; mend it there, or take a smaller model"
+        f"{_size(memory)} of memory; fix it there, or take a smaller model"
     )
 
 

@@ -74,7 +74,7 @@ def _expected(answer: str | float) -> str:
         if re.search("[0-9a-zA-Z]", text.replace("\\boxed", "")):
             return text
     raise ValueError(
-        f"answer: cannot be read as mathematics: {answer!r}; mend the data, or use the reward "
+        f"answer: cannot be read as mathematics: {answer!r}; fix the data, or use the reward "
         "'exact' where the answers are text"
     )
 

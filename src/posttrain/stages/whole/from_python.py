@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from posttrain.build.model_source import model_name
+from posttrain.build.model_source import trained_model
 from posttrain.build.rows import Rows, data_name
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, recipe_from_dict
@@ -41,8 +41,9 @@ class TransformersModel(Protocol):
         ...
 
 
-Model = str | Path | TransformersModel
+Model = str | Path | Run | TransformersModel
 Data = str | Path | Rows
+Preferences = str | Path | Run | Rows
 TaskLike = str | Mapping[str, Any] | Task
 EnvLike = str | Mapping[str, Any] | Env | Callable[..., Any]
 Rewards = str | Reward | Mapping[Any, Any] | Sequence[str | Reward]
@@ -75,6 +76,11 @@ class TrainingCall:
     allow_changes: Sequence[str]
     callbacks: Sequence[Callback] = ()
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> TrainingCall:
+        """From the parameters of such a function, by their names."""
+        return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+
     def run(
         self,
         stages: Sequence[str],
@@ -88,7 +94,7 @@ class TrainingCall:
         """Run the stages, the first of them with these options, in the folder that is meant."""
         check_parameters(stages[0], options)
         handed = model_object(self.model, self.tokenizer)
-        name = model_name(self.model) if handed is None else ""
+        name = trained_model(self.model) if handed is None else ""
         own, sections = split_sections(options)
         test = own.get("test_data")
         if test is not None and not isinstance(test, str | Path):
@@ -171,9 +177,13 @@ def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
 def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a stage's own section, and those that are other sections, by their names."""
     own = {name: value for name, value in options.items() if name not in SECTIONS}
+    if "kl" in own and own["kl"] is None:  # None of a recipe would be the algorithm's
+        own["kl"] = False
     given = {SECTIONS[name]: value for name, value in options.items() if name in SECTIONS}
     sections = {name: value for name, value in given.items() if value is not None}
     for name, value in sections.items():
+        if name == "adapter" and isinstance(value, bool):
+            continue  # true: one of the usual rank
         if not isinstance(value, Mapping) and name != "sweep":
             called = next(option for option, section in SECTIONS.items() if section == name)
             hint = "; an environment itself is env=…" * (name == "environment")
@@ -236,5 +246,5 @@ def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
         return reward
     listed = [] if reward is None else reward if isinstance(reward, list | tuple) else [reward]
     if twice := [each for place, each in enumerate(listed) if each in listed[:place]]:
-        raise ValueError(f"reward: {twice[0]!r} is there twice; name each once")
+        raise ValueError(f"reward: {twice[0]!r} is listed twice; name each once")
     return dict.fromkeys(listed, 1.0)

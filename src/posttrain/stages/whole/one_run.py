@@ -66,7 +66,7 @@ def run_one(
         set_unfinished_aside(recipe.run.folder, list(STAGES), say=say)
     folder = RunFolder.create(recipe.run.folder, config=config, recipe=text)
     if folder.holds(recipe.stages):
-        console.print(f"{folder.path}: finished already; nothing to do")
+        console.print(f"{folder.path}: already finished; nothing to do")
         return Run(folder)
     (folder.path / "summary.json").unlink(missing_ok=True)  # left by an earlier run in this folder
     note_places(folder, recipe)

@@ -109,7 +109,7 @@ def check_replaced(folder: str, *, used: Mapping[str, Any] | None = None) -> Non
     """
     path = Path(folder)
     if path.is_symlink():
-        raise ValueError(f"overwrite: {path} is a link; name the folder that it leads to")
+        raise ValueError(f"overwrite: {path} is a link; name the folder that it points to")
     names = {entry.name for entry in path.iterdir()} - {FILE_NAME} if path.is_dir() else set()
     if not path.exists() or (path.is_dir() and not names):
         return
@@ -117,13 +117,13 @@ def check_replaced(folder: str, *, used: Mapping[str, Any] | None = None) -> Non
     others = sorted(name for name in names - {".DS_Store"} if not is_ours(name))
     if others:
         raise ValueError(
-            f"overwrite: {path} holds what no run has written ({', '.join(others[:4])}), and is "
-            "left as it is; move that elsewhere, or choose another folder"
+            f"overwrite: {path} holds files that no run wrote ({', '.join(others[:4])}), and "
+            "is not replaced; move them elsewhere, or choose another folder"
         )
     if inside := _inside(path.resolve(), [str(Path.cwd()), used or {}]):
         raise ValueError(
-            f"overwrite: {path} would go with what the new run needs of it ({inside}), and is left "
-            "as it is; choose another folder"
+            f"overwrite: {path} holds what the new run needs ({inside}), and is not replaced; "
+            "choose another folder"
         )
 
 

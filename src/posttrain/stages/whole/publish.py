@@ -47,7 +47,7 @@ def prepare_publication(
     folder = RunFolder(run)
     if not folder.finished:
         raise ValueError(
-            f"{folder.path}: is not finished, so it has no results to tell of; go on with it "
+            f"{folder.path}: is not finished, so it has no results to report; go on with it "
             f"(posttrain resume {folder.path}), or upload a model folder with hf upload"
         )
     model = policy_of(folder)

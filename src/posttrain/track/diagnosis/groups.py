@@ -17,6 +17,7 @@ from posttrain.track.diagnosis.history import (
     gap,
     level,
     mostly,
+    rising,
     scaled,
     series,
     sft_scaled,
@@ -51,6 +52,8 @@ def _agreement(history: History, setup: Background, *, equal: bool) -> tuple[str
         case = "every episode scores 0" if setup.environment else "all wrong"
         if setup.warmed_up:
             return f"{case} after [sft]", sft_scaled(setup, by=2)
+        if setup.keys.get("model.name") == "tiny":
+            return f"{case} with random weights", ""
         return case, scaled(setup, "rl.group_size", by=4)
     if 0.95 <= value <= FULL and (setup.decides or gap(history, setup) is not None):
         return _all_right(history, setup)
@@ -70,9 +73,13 @@ def _all_right(history: History, setup: Background) -> tuple[str, str]:
 
 
 def all_truncated(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
-    """rollout/truncated is above 0.9 in 4 of 5 steps, but for moves of one token in a game."""
+    """rollout/truncated is above 0.9 in 4 of 5 steps, and the training reward does not rise beyond
+    chance; not for moves of one token in a game.
+    """
     if setup.environment and setup.keys.get("rl.max_new_tokens") == 1:
         return None  # the environment takes each token for a whole turn: nothing is cut
+    if rising(series(history, "reward/mean")):
+        return None  # what is cut earns more and more: the reward may well ask for it
     share = mostly(history, "rollout/truncated", test=lambda value: value > 0.9, steps=steps)
     if share is None:
         return None

@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     """What a rule saw: in words, which of its cases holds, and what to run again with.
 
     ``change`` are overrides of the command line (``--sft.epochs 3``); empty where a recipe alone
-    cannot mend it.
+    cannot fix it.
     """
 
     text: str
@@ -191,6 +191,14 @@ def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
     """
     inside = [statistics.pvariance(block) for block in blocks(values)]
     return math.sqrt(2 * statistics.fmean(inside) / steps) if inside else math.inf
+
+
+def rising(values: Sequence[float]) -> bool:
+    """Whether values rise beyond chance: their correlation with time has a t-value above 4."""
+    if len(values) < WINDOW or len(set(values)) == 1:
+        return False
+    r = statistics.correlation(range(len(values)), values)
+    return r > 0 and r * r * (len(values) - 2) > 16 * (1 - r * r)
 
 
 def resamples(history: History, setup: Background) -> bool:

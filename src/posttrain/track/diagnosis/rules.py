@@ -47,6 +47,10 @@ class Rule:
     stages: tuple[str, ...] = ("rl",)
 
 
+UNTRAINED = (
+    'The model "tiny" has learned nothing yet, and a larger rl.group_size cannot help: warm it up '
+    "with [sft] first, name a trained model"
+)
 KNOWN_BY_HEART = "The train prompts are known by heart"
 
 RULES: dict[str, Rule] = {
@@ -57,6 +61,7 @@ RULES: dict[str, Rule] = {
         remedies={
             "all wrong": "Take easier prompts, warm up with [sft], give partial credit in "
             "[rewards], or raise rl.group_size.",
+            "all wrong with random weights": f"{UNTRAINED}, or give partial credit in [rewards].",
             "all wrong after [sft]": "Raise sft.epochs until some answers are right, take easier "
             "prompts, give partial credit in [rewards], or raise rl.group_size.",
             "all right": "Held-out problems are right too: stop, or take harder prompts.",
@@ -64,15 +69,17 @@ RULES: dict[str, Rule] = {
             "problems: add [eval], or set rl.evaluate_every.",
             "all right on train prompts, and not on held-out ones": f"{KNOWN_BY_HEART}: give rl "
             "prompts that [sft] has not seen, take more of them, or lower sft.epochs.",
-            "every answer gets the same": "Mend the reward: a better answer has to score more "
+            "every answer gets the same": "Fix the reward: a better answer has to score more "
             "than a worse one.",
             "every episode scores 0": "Let the environment give partial credit, or rewards of "
             "turns; take easier prompts, warm up with [sft], or raise rl.group_size. "
             "`posttrain play` shows what the policy does in it.",
+            "every episode scores 0 with random weights": f"{UNTRAINED}, or let the environment "
+            "give partial credit. `posttrain play` shows what the policy does in it.",
             "every episode scores 0 after [sft]": "Raise sft.epochs until some episodes score, let "
             "the environment give partial credit, or rewards of turns, take easier prompts, or "
             "raise rl.group_size. `posttrain play` shows what the policy does in it.",
-            "every episode gets the same": "Mend the environment: a better episode has to score "
+            "every episode gets the same": "Fix the environment: a better episode has to score "
             "more than a worse one.",
             "each prompt is always right or always wrong": "Raise rl.group_size or rl.temperature, "
             "or take prompts of a difficulty in between.",
@@ -80,7 +87,7 @@ RULES: dict[str, Rule] = {
     ),
     "entropy_collapse": Rule(
         check=entropy_collapse,
-        means="The policy has settled on one answer before it was right, and explores no more.",
+        means="The policy has settled on one answer before it was right, and no longer explores.",
         remedies={
             "": "Draw groups that agree again (rl.dynamic_sampling = true), take more prompts, "
             "raise rl.entropy_coefficient, or lower rl.learning_rate."
@@ -131,12 +138,12 @@ RULES: dict[str, Rule] = {
         check=hacking,
         at_end=hacking_at_end,
         stages=("rl", "eval"),
-        means="The policy earns more reward by something else than what the reward stands for.",
+        means="The policy earns more reward by something other than what the reward stands for.",
         remedies={
-            "": "Read the best-rewarded rollouts and mend the reward; until then raise "
+            "": "Read the best-rewarded rollouts and fix the reward; until then raise "
             "rl.kl.coefficient, lower rl.steps, or keep a checkpoint from before (rl.save_every).",
             "what decides has weight 0": "What is learned from pays for worse answers: give the "
-            "reward that is only monitored a weight in [rewards], or mend the one that is learned "
+            "reward that is only monitored a weight in [rewards], or fix the one that is learned "
             "from.",
         },
     ),
@@ -145,8 +152,8 @@ RULES: dict[str, Rule] = {
         at_end=in_all(grader_failing),
         means="Scores are missing. What the grader cannot read is left out, and so never learned.",
         remedies={
-            "": "Read `reason` in the rollouts and mend the reward; rl.max_invalid stops the run.",
-            "environments": "Read `reason` in the rollouts and mend the environment, or give it "
+            "": "Read `reason` in the rollouts and fix the reward; rl.max_invalid stops the run.",
+            "environments": "Read `reason` in the rollouts and fix the environment, or give it "
             "what it lacks (environment.seconds, environment.memory_mb); rl.max_invalid stops the "
             "run.",
         },
@@ -171,7 +178,7 @@ RULES: dict[str, Rule] = {
         check=drift,
         means="The tokens do not come from the policy that is trained, so ratios are wrong.",
         remedies={
-            "it grows": "New weights do not reach the engine: mend how it gets them, or use "
+            "it grows": "New weights do not reach the engine: fix how it gets them, or use "
             'rl.engine = "native"; `posttrain check` tries it in its line *weights to engine*.',
             "from the first step on": 'Set rl.correction = "truncated", the same precision on both '
             'sides, or rl.engine = "native".',
@@ -195,7 +202,7 @@ RULES: dict[str, Rule] = {
         check=nothing_learned,
         at_end=nothing_learned_at_end,
         stages=("rl", "eval"),
-        means="The run has cost its time, and the model is no better than before.",
+        means="The run took its time, and the model is no better than before.",
         remedies={
             "never right": "No answer was right: take easier prompts, warm up with [sft], or give "
             "partial credit in [rewards].",
