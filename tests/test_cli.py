@@ -92,7 +92,8 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr("posttrain.stages.rl.learn", dies)
         refused(posttrain("run", recipe, *options), "the power is gone")
     changed = posttrain("run", recipe, *options, "--rl.steps", "2", "--resume")
-    refused(changed, "rl.steps: 3 → 2", "--allow-changes rl.steps")
+    refused(changed, "rl.steps: 3 → 2")
+    assert "to go on all the same, add --allow-changes rl.steps;" in changed.err.splitlines()[0]
     refused(posttrain("run", recipe, "--allow-changes", "rl"), "without --resume")
     refused(posttrain("resume", "nowhere"), "nowhere: no such folder")
     refused(posttrain("resume", "out/rl"), "is not a run folder", "out is one")
@@ -105,6 +106,8 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
     assert (RunFolder("out").stage("rl").path / "trace.json").exists()
     assert "sft: finished already" in done.out
     assert "rl: starts over" in done.out
+    assert "out/rl/model" in done.out
+    assert str(Path.cwd()) not in done.out  # paths stay as they were typed
     assert "finished already; nothing to do" in posttrain("resume", "out").out
 
 

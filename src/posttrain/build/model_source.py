@@ -22,8 +22,8 @@ from posttrain.config.read import parse_overrides, read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
 from posttrain.models.files.model_objects import model_object
-from posttrain.registry import near_path
 from posttrain.runs import RunFolder, read_json, write_json
+from posttrain.runs.drift import compared_otherwise
 from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.track.progress import phase, showing
@@ -90,12 +90,14 @@ class Source:
         """
         if self.run is None or not (self.run / "config.json").exists():
             return []
-        then = RunFolder(self.run).config.get("contents", {})
+        config = RunFolder(self.run).config
+        then = config.get("contents", {})
         used = [name for name in ("task", "rewards") if name not in given]
         named: dict[str, Any] = {name: self.values[name] for name in used if name in self.values}
         now = fingerprints(self.recipe(named)).get("contents", {})
         changed = [key for key in now if then.get(key, now[key]) != now[key]]
-        return [f"{key}: has changed since {self.run} used it" for key in changed]
+        whole = {key: compared_otherwise(config, f"contents.{key}") for key in changed}
+        return [f"{key}: has changed since {self.run} used it{whole[key]}" for key in changed]
 
     def recipe(self, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
         """Settings as a checked recipe; of a model in place of its own, it has no sizes."""
@@ -135,19 +137,6 @@ def find_source(given: object) -> Source:
     folder = RunFolder(run)
     model = policy_of(folder) if path.resolve() == run.resolve() else path
     return _of_run(folder, str(model))
-
-
-def check_exists(given: str) -> None:
-    """Refuse a name that nothing here has, and that only the hub could know."""
-    path = Path(given).expanduser()
-    if given == "tiny" or path.exists():
-        return
-    near = near_path(path)
-    hint = f" (did you mean {near}?)" if near is not None else ""
-    raise ValueError(
-        f"{given}: no such run folder, recipe or model folder here{hint}; a hub id needs --task "
-        "NAME"
-    )
 
 
 def finished(folder: str) -> bool:

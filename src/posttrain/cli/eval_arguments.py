@@ -15,6 +15,7 @@ from posttrain.config.paths import check_given
 from posttrain.config.read import parse_overrides, parse_value
 from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
+from posttrain.model_paths import check_exists
 from posttrain.track.printable import command_line, printable
 from posttrain.track.progress import loading
 
@@ -33,7 +34,7 @@ def evaluation_recipe(
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
     from posttrain.build.grade_file import check_out
-    from posttrain.build.model_source import check_exists, find_source, finished
+    from posttrain.build.model_source import find_source, finished
 
     source = find_source(given)
     changes = parse_overrides(overrides)
@@ -42,7 +43,6 @@ def evaluation_recipe(
     values = source.evaluation(task=named, given=parts)
     recipe = source.recipe(values, [*overrides, *STAGES])
     if recipe.task is None:
-        check_exists(given)
         raise ValueError(
             "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
             "recipe, which know theirs"
@@ -64,8 +64,8 @@ def evaluation_recipe(
     return recipe
 
 
-def check_typed(task: str | None, overrides: Sequence[str]) -> None:
-    """Refuse unknown tasks and keys, and settings that would change nothing in an evaluation."""
+def check_typed(given: str, task: str | None, overrides: Sequence[str]) -> None:
+    """Refuse unknown tasks and keys, settings that would change nothing, and a missing model."""
     changes = parse_overrides(overrides)
     if task is not None:
         own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
@@ -80,6 +80,9 @@ def check_typed(task: str | None, overrides: Sequence[str]) -> None:
                 for path in idle
             ]
         )
+    if task is None and ("task", "name") not in changes:
+        check_exists(given)
+    check_given(given)
 
 
 def stopping(texts: Sequence[str] | None) -> list[str]:

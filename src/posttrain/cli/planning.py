@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from posttrain.model_paths import check_run
 from posttrain.track.safe_terminal import say
 
 
@@ -42,13 +43,15 @@ def plan(
     ] = 1.25,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What fits: posttrain plan MODEL|RECIPE.toml [--gpu 8GB] [--section.key value …].
+    r"""What fits: posttrain plan MODEL|RECIPE.toml [--gpu 8GB] [--section.key value …].
 
     Memory and time of a step are counted from the model's configuration alone: nothing is
     downloaded or allocated. With --learners, --engines, --max-lag or --from (or a recipe that has
-    a [cluster]): how fast a cluster would be that is not there yet. The costs of sampling and
+    a \[cluster]): how fast a cluster would be that is not there yet. The costs of sampling and
     learning are measured here, or taken from a run; the queues of the cluster are simulated.
     """
+    if measured is not None:
+        check_run(measured)
     from posttrain.cli.cluster_plan import plan_recipe, plans_cluster
     from posttrain.cli.memory_plan import plan_memory
 
