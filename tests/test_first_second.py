@@ -80,6 +80,7 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
     "push of no run": (["push", "empt", "org/name"], 2, "empt: no such folder; did you mean empty"),
     "merge of no model": (["merge", "./empt", "out"], 2, "did you mean 'empty'?"),
     "export of no model": (["model", "export", "empty", "out.gguf"], 2, "no config.json"),
+    "import of no file": (["model", "import", "none.gguf", "out"], 2, "there is no 'none.gguf'"),
     "serve no model": (["serve", "./empt"], 2, "did you mean 'empty'?"),
     "plan from no run": (
         ["plan", "base.toml", "--from", "empty"],

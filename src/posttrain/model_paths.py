@@ -6,6 +6,7 @@ So a mistyped folder is told at once, and before a run makes a folder of its own
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 from posttrain import registry
@@ -49,6 +50,21 @@ def check_source(source: str, *, kind: str = "model") -> None:
         check_names(path, kind=kind)
     else:
         check_hub_name(source, path, kind=kind)
+
+
+def gguf_file(name: str) -> Path:
+    """A path as it is, or the one GGUF file of an installed package, of which nothing is run."""
+    path = Path(name)
+    if path.exists():
+        return path
+    try:
+        held = metadata.files(name) or []
+    except (metadata.PackageNotFoundError, ValueError):
+        return path
+    found = [Path(str(file.locate())) for file in held if file.suffix == ".gguf"]
+    if len(found) != 1:
+        raise ValueError(f"model: the package {name} holds {len(found)} GGUF files; name one file")
+    return found[0]
 
 
 def check_gguf_name(path: Path, *, kind: str = "model") -> None:

@@ -9,7 +9,7 @@ import typer
 
 from posttrain.cli.endings import needing_web_server
 from posttrain.config.paths import check_given
-from posttrain.model_paths import check_run
+from posttrain.model_paths import check_run, gguf_file
 from posttrain.track.printable import command_line
 from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import say
@@ -32,14 +32,16 @@ def merge(
 
 @models.command(name="import")
 def import_model(
-    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    file: Annotated[str, typer.Argument(help="A GGUF file, or an installed package with one.")],
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
+    path = gguf_file(file)
+    check_given(str(path))
     with loading():
         from posttrain.build.model_source import import_gguf
 
-    import_gguf(file, folder)
+    import_gguf(path, folder)
     _say_written(folder)
 
 
