@@ -18,7 +18,7 @@ from posttrain.registry import options
 
 
 def test_the_page_of_algorithms_is_up_to_date() -> None:
-    """docs/algorithms.md is what ``python -m posttrain.cli.explain`` prints today."""
+    """docs/algorithms.md is what ``make pages`` writes today."""
     page = Path(__file__).parents[1] / "docs" / "algorithms.md"
     assert page.read_text(encoding="utf-8") == explain.page()
 

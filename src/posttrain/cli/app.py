@@ -235,7 +235,7 @@ def grade(
     grade_rows(reward, file, arguments=context.args, out=out, grading=grading)
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(**RECIPE)
 def generate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=SOURCE)],
@@ -257,7 +257,7 @@ def generate(
     """What a model, a run or a recipe answers to a prompt."""
     from posttrain.cli.eval_arguments import check_arguments, generated_texts, stopping
 
-    check_arguments(context.args, [name for item in context.command.params for name in item.opts])
+    check_arguments(context.args)
     texts = generated_texts(
         model,
         prompt,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def evaluation_recipe(
     return recipe
 
 
-def check_typed(given: str, task: str | None, overrides: Sequence[str]) -> None:
+def check_typed(given: str, *, task: str | None, overrides: Sequence[str]) -> None:
     """Refuse unknown tasks and keys, settings that would change nothing, and a missing model."""
     changes = parse_overrides(overrides)
     if task is not None:
@@ -94,22 +93,16 @@ def stopping(texts: Sequence[str] | None) -> list[str]:
     return ["--rl.stop", value_text(strings)] if texts else []
 
 
-def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
-    """Refuse a second prompt, and a mistyped option of ``generate`` that is no override."""
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse a second prompt, and what is no override that an answer depends on."""
     for word in arguments[:1]:
         if not word.startswith("--"):
             raise ValueError(f"generate: one prompt, in quotes; {word!r} is a second one")
     for word in arguments:
-        name = word.partition("=")[0]
-        if word.startswith("--") and "." not in name:
-            known = sorted(option for option in options if option.startswith("--"))
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"generate: no option {name}; {hint}Known: {', '.join(known)}")
         if word.startswith("--") and not word.startswith(("--model.", "--run.", "--rl.stop")):
             raise ValueError(
-                f"generate: {name} has no effect on an answer; beside its own options it takes "
-                "--model.KEY, and --run.device"
+                f"generate: {word.partition('=')[0]} has no effect on an answer; it takes "
+                "--model.KEY, --run.device and the options of posttrain generate --help"
             )
 
 

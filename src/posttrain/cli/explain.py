@@ -117,7 +117,7 @@ def _compared(first: str, second: str) -> Table:
 
 
 def page() -> str:
-    """All of it as Markdown: ``python -m posttrain.cli.explain > docs/algorithms.md``."""
+    """All of it as Markdown, for docs/algorithms.md."""
     from posttrain.cli.explain_pieces import pieces_page
 
     lines = [
@@ -147,7 +147,3 @@ def _with_given(piece: Piece) -> str:
     """A piece with the options that the row sets; its own defaults stand in the tables below."""
     given = ", ".join(f"{key}={value}" for key, value in piece.items() if key != "name")
     return f"{piece['name']} ({given})" if given else str(piece["name"])  # a line may end there
-
-
-if __name__ == "__main__":
-    print(page(), end="")

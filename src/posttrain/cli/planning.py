@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from posttrain.model_paths import check_run
 from posttrain.track.safe_terminal import say
 
 
@@ -50,10 +49,7 @@ def plan(
     a \[cluster]): how fast a cluster would be that is not there yet. The costs of sampling and
     learning are measured here, or taken from a run; the queues of the cluster are simulated.
     """
-    if measured is not None:
-        check_run(measured)
     from posttrain.cli.cluster_plan import plan_recipe, plans_cluster
-    from posttrain.cli.memory_plan import plan_memory
 
     if not context.args or context.args[0].startswith("-"):
         raise ValueError(
@@ -64,6 +60,8 @@ def plan(
     if gpu is not None and of_cluster:
         raise ValueError("--gpu: speaks of one machine; drop it, or drop what asks for a cluster")
     if gpu is not None or not (of_cluster or plans_cluster(context.args)):
+        from posttrain.cli.memory_plan import plan_memory
+
         source, *overrides = context.args
         plan_memory(
             source, overrides, gpu=gpu, prompt_tokens=prompt_tokens, shape=shape, as_json=as_json

@@ -94,7 +94,7 @@ def evaluate_model(
     model: str, task: str | None, *, overrides: Sequence[str], out: Path | None, show: int = 0
 ) -> None:
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
-    check_typed(model, task, overrides)
+    check_typed(model, task=task, overrides=overrides)
     with loading():  # mistakes in what was typed are reported before large libraries are loaded
         from posttrain.report import HeldOut, render_evaluation
         from posttrain.stages.eval import evaluate_recipe

@@ -17,7 +17,7 @@ from posttrain.config.quantities import (
 )
 from posttrain.config.read import read_recipe, recipe_from_dict
 from posttrain.config.recipe_rules import cautions
-from posttrain.config.reference import FieldHelp, field_help
+from posttrain.config.reference import field_help
 from posttrain.config.resolved import (
     CriticSection,
     DpoSection,
@@ -26,7 +26,6 @@ from posttrain.config.resolved import (
     PreferSection,
     Resolved,
     RlSection,
-    RunSection,
 )
 from posttrain.config.sections import (
     ClusterSection,
@@ -34,7 +33,6 @@ from posttrain.config.sections import (
     GradingSection,
     ModelSection,
     Recipe,
-    TeacherSection,
 )
 from posttrain.config.specs import MODEL_REWARD
 
@@ -44,7 +42,6 @@ __all__ = [
     "CriticSection",
     "DpoSection",
     "EvalSection",
-    "FieldHelp",
     "EnvironmentSection",
     "GradingSection",
     "KlSection",
@@ -57,9 +54,7 @@ __all__ = [
     "Resolved",
     "RewardSection",
     "RlSection",
-    "RunSection",
     "SftSection",
-    "TeacherSection",
     "arithmetic",
     "cautions",
     "changed_keys",

@@ -4,10 +4,10 @@
 :mod:`posttrain.viewer`.
 """
 
-from posttrain.report.facts import TITLES, RunFacts
-from posttrain.report.held_out import HeldOut, Interval, Share, held_out
-from posttrain.report.overview import Overview, compare, find_runs, overview
-from posttrain.report.plot import plot_calibration, plot_curves
+from posttrain.report.facts import RunFacts
+from posttrain.report.held_out import HeldOut, held_out
+from posttrain.report.overview import compare, find_runs, overview
+from posttrain.report.plot import plot_curves
 from posttrain.report.terminal import (
     render_comparison,
     render_evaluation,
@@ -16,17 +16,12 @@ from posttrain.report.terminal import (
 )
 
 __all__ = [
-    "TITLES",
     "RunFacts",
     "HeldOut",
-    "Interval",
-    "Overview",
-    "Share",
     "compare",
     "find_runs",
     "held_out",
     "overview",
-    "plot_calibration",
     "plot_curves",
     "render_comparison",
     "render_evaluation",

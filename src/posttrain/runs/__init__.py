@@ -3,7 +3,6 @@
 from posttrain.runs.checkpoints import clear as clear_checkpoints
 from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import (
-    check_seal,
     new_folder,
     read_json,
     replacing,
@@ -12,7 +11,7 @@ from posttrain.runs.files import (
     write_text,
 )
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.ledger import LEDGER, Account, Ledger, read_ledger
+from posttrain.runs.ledger import LEDGER, Ledger, read_ledger
 from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.rollouts import (
     SCHEMA,
@@ -27,7 +26,7 @@ from posttrain.runs.rollouts import (
     token_ages,
     write_rollouts,
 )
-from posttrain.runs.store import Filter, Page, Rollouts
+from posttrain.runs.store import Filter, Rollouts
 
 __all__ = [
     "RunFolder",
@@ -35,7 +34,6 @@ __all__ = [
     "clear_checkpoints",
     "config_digest",
     "differences",
-    "check_seal",
     "new_folder",
     "read_json",
     "replacing",
@@ -58,10 +56,8 @@ __all__ = [
     "write_rollouts",
     "Filter",
     "LEDGER",
-    "Account",
     "Ledger",
     "read_ledger",
     "rollout_writer",
-    "Page",
     "Rollouts",
 ]

@@ -35,8 +35,6 @@ __all__ = [
     "Stage",
     "TRACKERS",
     "Telling",
-    "TensorBoardTracker",
-    "WandbTracker",
     "phase",
     "printable",
     "teller",
