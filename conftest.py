@@ -32,6 +32,12 @@ collect_ignore_glob.append(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where pytest-timeout is not to be had, its setting in pyproject.toml means nothing."""
+    if not importlib.util.find_spec("pytest_timeout"):
+        parser.addini("timeout", "of pytest-timeout", default="0")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked ``gpu`` and ``vllm`` where there is none."""
     there = {

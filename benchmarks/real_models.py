@@ -191,6 +191,7 @@ def line(row: Row) -> str:
 
 
 MEMORY = ("peak", "reserved")
+LATER = ("left out", "over ")  # the begin of why a job is not done that the next call may do
 
 
 def pairs(given: str) -> tuple[str, str]:
@@ -249,6 +250,7 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(0)  # its rows are written, and some engines never end by themselves
     if not given.show:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the job with it
         measure(given)
     report = json.loads(given.json.read_text())
     print(tables(report))
@@ -256,6 +258,8 @@ def main() -> None:
         print(f"failed: {label}: {why}")
     if any(row["what"] == "curve" for row in report["rows"]):
         draw(report["rows"], given.json.with_suffix(".png"))
+    if any(why.startswith(LATER) for why in report["failed"].values()) and not given.show:
+        sys.exit("not all is done for want of time: the same command goes on")
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -286,7 +290,8 @@ def measure(given: argparse.Namespace) -> None:
         if done.exists() and not given.again:
             continue
         if left < 20:
-            print(f"{label}: left out, no time", flush=True)
+            failed[label] = "left out, no time"
+            print(f"{label}: {failed[label]}", flush=True)
             continue
         print(f"{label}: begins, {left:.0f} s left", flush=True)
         done.unlink(missing_ok=True)

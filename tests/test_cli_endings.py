@@ -109,6 +109,15 @@ def test_what_posttrain_itself_says_is_all_there_is(posttrain: Command) -> None:
     assert "Error" not in result.err
 
 
+def test_a_folder_that_is_gone_is_said(posttrain: Command, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = posttrain("explain", "grpo")
+    assert result.code == 2
+    assert result.err.startswith("posttrain: the current folder was deleted or moved; cd to")
+
+
 def test_how_a_run_can_go_on_is_the_line(
     posttrain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,9 @@ from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Split
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
-from posttrain.stages.generate import Asked, generate_from, open_player, stopping
-from posttrain.stages.generate import LoadedPolicy as Policy
+from posttrain.stages.generate import open_player
+from posttrain.stages.loaded.loaded_policy import Asked, stopping
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy as Policy
 from posttrain.stages.results import Run, push
 from posttrain.stages.whole.from_python import (
     Data,
@@ -306,18 +307,15 @@ def generate(
     its chat template, system message, stop strings and longest answer. Otherwise, without
     ``max_new_tokens``, 256 or what the context leaves.
     """
-    with named_model(model, tokenizer) as name:
-        return generate_from(
-            find_source(name),
+    with Policy(model, tokenizer=tokenizer, chat=chat, stop=stop) as policy:
+        return policy.generate(
             prompt,
             num_samples=num_samples,
             seed=seed,
-            chat=chat,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            stop=stop,
         )
 
 

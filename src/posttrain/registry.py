@@ -11,6 +11,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -209,6 +210,11 @@ def _import(path: str, kind: str) -> Function:
             f"{kind}: cannot import {path!r} ({error}); {hint} 'package.module:function', "
             "importable from the current folder, or from the recipe's"
         ) from error
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place: Any = error if isinstance(error, SyntaxError) else last
+        told = f"{type(error).__name__}: {error}; mend line {place.lineno} of {place.filename}"
+        raise ValueError(f"{kind}: cannot import {path!r}: {told}") from error
     if not callable(function):
         raise ValueError(f"{kind}: {path!r} is a {type(function).__name__}, not a function")
     return typing.cast(Function, function)

@@ -84,6 +84,8 @@ def test_jobs_run_in_order_and_what_is_done_is_not_run_again(
         },
     )
     out = tmp_path / "out"
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").touch()
     options = ["--out", str(out), "--gsm8k", str(tmp_path)]
     assert call(on_gpu, monkeypatch, *options) == 1
     assert done(out) == {
@@ -122,7 +124,58 @@ def test_vllms_packages_are_before_ours_where_it_is_asked_alone(on_gpu: ModuleTy
     assert paths[0][1] == paths[1][0] == str(FOLDER.parent / "src")
 
 
-@pytest.mark.parametrize("given", ["smollm2", "smollm2=", "smollm2=/no/such/file"])
-def test_a_model_that_is_not_there_is_said(on_gpu: ModuleType, given: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="which exists"):
+@pytest.mark.parametrize("given", ["smollm2", "smollm2="])
+def test_a_model_without_a_name_or_a_file_is_refused(on_gpu: ModuleType, given: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="write NAME="):
         on_gpu.pairs(given)
+
+
+def test_what_is_not_there_costs_only_the_jobs_that_need_it(
+    on_gpu: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = on_gpu.Job
+    jobs = {
+        "gone": job(command=python("print('{a}')"), minutes=1),
+        "broken": job(command=python("print('{b}')"), minutes=1),
+        "data": job(command=python("print('{gsm8k}')"), minutes=1),
+        "package": job(command=python("print()"), minutes=1, packages=("json", "no_such")),
+        "works": job(command=python("print(5)"), minutes=1),
+    }
+    monkeypatch.setattr(on_gpu, "JOBS", jobs)
+    (tmp_path / "b.gguf").write_text("no model")
+    (tmp_path / "c.gguf").write_text("of no job, so not looked at")
+    models = [f"{name}={tmp_path / name}.gguf" for name in "abc"]
+    options = ["--out", str(tmp_path / "out"), "--gsm8k", str(tmp_path), "--models", *models]
+    assert call(on_gpu, monkeypatch, *options) == 1
+    assert done(tmp_path / "out") == {"works": "well"}
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("b: not imported, ended with code ")
+    assert told[1:5] == [
+        "gone: left out, it needs --models a=",
+        "broken: left out, it needs --models b=",
+        "data: left out, it needs --gsm8k",
+        "package: left out, it needs packages: no_such",
+    ]
+
+
+def test_a_job_that_is_cut_ends_what_it_has_started_and_says_all_it_knows(
+    on_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A script that waits for a run, which saves itself when it is asked to stop."""
+    (tmp_path / "run.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(time.sleep(0.5) or print('saved')))\n"
+        "print('runs')\n"
+        "time.sleep(600)\n"
+    )
+    (tmp_path / "script.py").write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'run.py')!r}])\n"
+    )
+    jobs = {"cut": on_gpu.Job(command=str(tmp_path / "script.py"), minutes=0.25)}
+    monkeypatch.setattr(on_gpu, "JOBS", jobs)
+    assert call(on_gpu, monkeypatch, "--out", str(tmp_path)) == 1
+    assert done(tmp_path) == {"cut": "by its limit, see cut.log"}
+    assert (tmp_path / "cut.log").read_text().split() == ["runs", "saved"]

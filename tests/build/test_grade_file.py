@@ -194,3 +194,16 @@ def test_full_marks_of_a_reward_that_gives_more_than_one_are_not_guessed(
     for text, full in (("1", 1), ("0.5", 0)):  # what stays within 1 is taken to be of 1
         found = grade_file("ten_rewards:ten", written(tmp_path, [{"completion": text}]))
         assert found.full_marks == full
+
+
+@pytest.mark.parametrize("given", [None, -1, 1e18, "many", [3]])
+def test_a_number_of_tokens_that_is_none_is_named(given: object, tmp_path: Path) -> None:
+    rows = written(tmp_path, [{"completion": "5", "answer": "5", "num_tokens": given}])
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: num_tokens is .*; give a whole number"):
+        grade_file("exact", rows)
+
+
+def test_limits_are_those_of_a_recipe(tmp_path: Path) -> None:
+    rows = written(tmp_path, [{"completion": "5", "answer": "5"}])
+    done = CliRunner().invoke(app, ["grade", "exact", str(rows), "--seconds", "inf"])
+    assert "grading.seconds: must be a number above 0, got inf" in str(done.exception)

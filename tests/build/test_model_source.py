@@ -333,3 +333,30 @@ def test_a_run_without_a_policy_says_so(finished: tuple[Run, str], tmp_path: Pat
     RunFolder.create(tmp_path / "cut", config={})
     with pytest.raises(ValueError, match="no stage of this run has finished a policy"):
         posttrain.evaluate(tmp_path / "cut")
+
+
+def test_a_finished_run_without_a_policy_is_not_to_be_resumed(tmp_path: Path) -> None:
+    """A run of an evaluation alone has nothing to go on with."""
+    values = recipe(
+        tmp_path / "measured",
+        sft=None,
+        rl=None,
+        eval={"problems": 2, "samples": 1, "max_new_tokens": 4},
+    )
+    done, _ = go(values)
+    assert done.folder.stages == ["eval"]
+    with pytest.raises(ValueError, match="its stages are eval; name another run"):
+        posttrain.evaluate(done.folder.path)
+
+
+def test_a_picture_that_fails_costs_the_picture_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no [font] of that name")
+
+    monkeypatch.setattr("posttrain.stages.results.plot_curves", broken)
+    done, told = go(recipe(tmp_path / "plain"))
+    assert "could not be drawn: RuntimeError('no [font] of that name')" in told
+    assert done.folder.finished
+    assert done.summary["stages"] == ["sft", "rl", "eval"]

@@ -201,6 +201,12 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
+def test_a_low_temperature_is_not_taken_for_an_engine_that_keeps_its_weights(folder: Path) -> None:
+    """At 0.001 every log-prob is 0 to the last bit, with halved weights too."""
+    report = check_recipe(recipe_of({"rl.temperature": 1e-3}), fast=True)
+    assert find(report, "weights to engine").state == "pass", told(report)
+
+
 OWN_ENGINE = """
 from dataclasses import replace
 

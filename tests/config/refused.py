@@ -341,6 +341,13 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "model": {"dtype": "bfloat16"},
             "rl": {"max_lag": 1},
         }.items()
+    ]
+    + [
+        (
+            {"sweep": [{"run": True}], "rl": {}, "adapter": {"rank": 8}},
+            "sweep: row 0 changes run, which the adapters of a run share; rows may change "
+            "run.seed, adapter.alpha, rl, rewards",
+        )
     ],
     "bases_of_seeds": [
         (

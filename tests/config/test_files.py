@@ -30,6 +30,10 @@ def write(folder: Path, text: str | bytes) -> Path:
         ),
         ("[rl]\nstepz = 5\n", ": rl.stepz: unknown key; did you mean steps?"),
         (b"\xff\xfe", ": not UTF-8 text (invalid start byte at byte 0); a recipe is TOML"),
+        (
+            f"[rl]\nsteps = {'[' * 9999}",
+            ": lists or tables in each other, too deep to read; write them flatter",
+        ),
     ],
 )
 def test_an_error_names_the_file_and_the_line(

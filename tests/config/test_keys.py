@@ -221,6 +221,10 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
             'rl.kl.dtype: must be "model" or "bfloat16", got "float16"; did you mean "bfloat16"?',
         ),
         (
+            {"run": {"seed": 2**32}},
+            "run.seed: must be a whole number of at least 0 and below 4294967296, got 4294967296",
+        ),
+        (
             {"run": {"folder": object}},
             "run.folder: must be text, not empty, got <class 'object'>",
         ),

@@ -126,6 +126,10 @@ def test_an_argument_that_is_no_override_is_refused(arguments: list[str], proble
         ),
         (["--rl.stop", ""], '--rl.stop: must be a list of texts that are not empty, got ""'),
         (["--rl.top_k.x=1"], "--rl.top_k.x: rl.top_k is 3, not a table"),
+        (
+            ["--rl.steps", "[" * 9999],
+            f'--rl.steps: must be a whole number of at least 1, got "{"[" * 76}...',
+        ),
     ],
 )
 def test_a_bad_override_is_named_as_it_was_typed(overrides: list[str], problem: str) -> None:

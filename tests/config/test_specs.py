@@ -1,6 +1,7 @@
 """Pieces that are functions: found by name, options checked and written out."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,11 @@ def test_every_piece_is_checked_and_all_problems_are_reported_together() -> None
             {"algorithm": "ppo", "critic": {"loss": {"name": "huber", "delta": -1}}},
             "rl.critic.loss.delta: must be > 0, got -1",
         ),
+        (
+            {"weights": {"name": "sequence_sum", "length": 2**70}},
+            "rl.weights 'sequence_sum': int too big to convert; look at its options, of which one "
+            "is too large",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_loaded(
@@ -122,3 +128,16 @@ def test_the_engine_comes_last_because_it_loads_libraries(monkeypatch: pytest.Mo
         rl(temperature=0)
     with pytest.raises(ImportError):
         rl()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("def f(:\n", r"SyntaxError: .*; mend line 1 of .*broken_piece.py"), ("\n1 / 0\n", "line 2")],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_line(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_piece.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"rl.loss: cannot import 'broken_piece:f': .*{says}"):
+        rl(loss="broken_piece:f")

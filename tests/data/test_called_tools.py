@@ -64,3 +64,14 @@ def test_what_is_no_call_is_refused(tmp_path: Path, wrong: Any) -> None:
     file.write_text(json.dumps({"messages": rows}) + "\n")
     with pytest.raises(ValueError, match=r"jsonl:1: message 2: tool_calls: expected \{\"function"):
         read_demonstrations(file)
+
+
+def test_a_call_may_stand_alone_and_a_tool_may_say_nothing() -> None:
+    """As some data sets have them: a name and arguments with nothing around, an empty result."""
+    rows = chat({})
+    rows[1]["tool_calls"] = [{"name": "switch", "arguments": {"on": True}}]
+    rows[2]["content"] = ""
+    [read] = read_demonstrations([{"messages": rows}])
+    [call] = read["messages"][1]["tool_calls"]
+    assert call["function"] == {"name": "switch", "arguments": {"on": True}}
+    assert read["messages"][2]["content"] == ""

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from faults.ray_processes import kill, until
+from ledger_account import read_ledger
 from small_runs import recipe, same_weights, small_run
 
 from posttrain.distributed.engine_pool import EnginePool
 from posttrain.runs import read_rollouts
-from posttrain.runs.ledger import read_ledger
 
 pytestmark = pytest.mark.cluster
 

@@ -1,16 +1,19 @@
 """A class with reset, tools and a reward, as TRL's environments have them."""
 
 import asyncio
+import inspect
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from posttrain.envs.env_pool import EnvPool
-from posttrain.envs.from_class import AsyncClassEnv, ClassEnv, from_class
-from posttrain.types import Prompt, Score, Turn
+from posttrain.envs.from_class import ClassEnv, from_class
+from posttrain.types import Observation, Prompt, Score, Turn
 
 PROMPT = Prompt(id="0", text="Count to 3.", columns={"goal": 3, "answer": "3"})
 
@@ -255,7 +258,7 @@ class Waits:
 
 def test_coroutines() -> None:
     env = from_class(Waits)
-    assert isinstance(env, AsyncClassEnv)
+    assert inspect.iscoroutinefunction(env.reply)
 
     async def episode() -> list[Any]:
         state = await env.start(PROMPT)
@@ -329,3 +332,80 @@ def test_one_that_hangs_beside_coroutines_is_known_by_name() -> None:
     pool.shutdown()
     assert failure.reason == "gave no answer within 2 s"
     assert pool.restarts == 1
+
+
+class Sends:
+    """Tools of which one is a class's own, and arguments that are called as code calls its own."""
+
+    def reset(self, **columns: Any) -> None:
+        self.columns = columns
+
+    @classmethod
+    def send(cls, function: str, self_: int = 0) -> str:
+        """Send it.
+
+        Args:
+            function: What is sent, one of
+                mail: a letter
+            self_: Nothing.
+        """
+        return f"{cls.__name__} {function}"
+
+    def watch(self) -> Observation:
+        """Nothing that a tool may return."""
+        return Observation("x", reward=1.0)
+
+
+@contextmanager
+def pool_of(env: Any, *, threads: int) -> Iterator[EnvPool]:
+    pool = EnvPool(env, workers=min(threads, 1), threads=threads or 1)
+    yield pool
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_columns_and_arguments_may_be_called_function(threads: int) -> None:
+    """So they are in data sets of calls; methods of the class are tools, as in TRL."""
+    env = from_class(Sends)
+    prompt = Prompt(id="0", text="Send!", columns={"function": "f", "job": 1, "given": 2})
+    call = '<tool>{"name": "send", "arguments": {"function": "mail"}}</tool>'
+    with pool_of(env, threads=threads) as pool:
+        episode = pool.open(prompt, seed=0)
+        answer = pool.ask(episode, Turn(tokens=(), text=call)).result()
+    assert answer == "\n<tool_result>Sends mail</tool_result>\n"
+
+
+def test_a_tool_that_returns_a_reward_is_an_error_of_the_tool() -> None:
+    env = from_class(Sends)
+    state = env.start(PROMPT)
+    answer = env.reply(state, Turn(tokens=(), text='<tool>{"name": "watch"}</tool>'))
+    assert "a tool returns what the model reads; the score is what reward() returns" in answer
+    assert state.counts["tool_errors"] == 1
+
+
+@pytest.mark.parametrize(("said", "read", "remembered"), [
+    ("so?", "so?", "so?"),
+    ([{"role": "user", "content": "so?"}], "\nso?\n", "so?"),
+    (Observation("so?", reward=0.5), Observation("so?", reward=0.5), "so?"),
+    (Score(value=0.5), Score(value=0.5), None),
+    (0.5, 0.5, None),
+])  # fmt: skip
+def test_what_is_said_to_a_turn_without_a_call_is_any_answer(
+    said: Any, read: Any, remembered: str | None
+) -> None:
+    """Not its ``repr``, which the policy read before."""
+
+    class Says:
+        def reset(self, **columns: Any) -> None: ...
+
+        def on_text(self, text: str) -> Any:
+            return said
+
+        def reward(self) -> float:
+            return 0.0
+
+    env = from_class(Says)
+    state = env.start(PROMPT)
+    assert env.reply(state, Turn(tokens=(), text="a")) == read
+    told = [message["content"] for message in state.messages if message["role"] == "user"]
+    assert told == ([] if remembered is None else [remembered])

@@ -1,6 +1,7 @@
 """Functions as environments, and make_env, which knows the shapes apart."""
 
 import asyncio
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from posttrain.config.specs import complete_task
 from posttrain.envs import ENVS, make_env
 from posttrain.envs.from_class import ClassEnv
-from posttrain.envs.from_function import AsyncFunctionEnv, FunctionEnv, from_function
+from posttrain.envs.from_function import FunctionEnv, from_function
 from posttrain.types import Observation, Prompt, Score, Turn
 
 PROMPT = Prompt(id="0", text="2+3=", columns={"answer": "5"})
@@ -82,7 +83,7 @@ def test_a_coroutine() -> None:
         return "later"
 
     made = from_function(env)
-    assert isinstance(made, AsyncFunctionEnv)
+    assert inspect.iscoroutinefunction(made.reply)
     assert asyncio.run(made.reply(made.start(PROMPT), turn("x"))) == "later"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain.data.minibatch import micro_batches
 from posttrain.estimate.gpus import find_device
 from posttrain.estimate.parts import footprint
 from posttrain.estimate.work import MicroBatch, Work
@@ -13,6 +14,7 @@ from posttrain.fast import token_scores
 from posttrain.models.adapters import AdapterSettings
 from posttrain.models.frozen import Reference
 from posttrain.models.outline import SHAPES, find_config, shape_config
+from posttrain.types import Batch
 
 GIB = 2**30
 SMOLLM2 = Work(
@@ -102,6 +104,19 @@ def test_a_micro_batch_is_cut_as_a_learner_cuts_it() -> None:
     """Groups of 32 + 4 · 32 tokens: three in 500; the last of a completion is not read."""
     assert TINY.fullest(500) == MicroBatch(3 * (32 + 4 * 31), 3 * 4 * 32)
     assert TINY.fullest(10**6) == MicroBatch(8 * (32 + 4 * 31), 8 * 4 * 32)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 90, 400, 3000])
+def test_it_is_cut_from_sizes_alone_as_tensors_are(max_tokens: int) -> None:
+    work = replace(TINY, prompts=5, group=7, prompt_tokens=9, new_tokens=40)
+    tokens = torch.arange(5)[:, None].expand(-1, 49).repeat_interleave(7, 0)
+    mask = (torch.arange(49) >= 9).expand(tokens.shape)
+    batch = Batch(tokens=tokens, mask=mask, attention=torch.ones_like(mask), weights=mask.float())
+    parts = [rows // 7 for rows, _ in micro_batches(batch, max_tokens, share_prompts=True)]
+    sizes = [(9 * len(set(p.tolist())) + 39 * len(p), 40 * len(p)) for p in parts]
+    assert work.fullest(max_tokens) == MicroBatch(*max(sizes))
+    long = replace(work, prompt_tokens=10**9)  # whose tensors no machine could hold
+    assert long.fullest(max_tokens) == MicroBatch(10**9 + 39, 40)
 
 
 def test_gpus_are_found_by_name_and_by_memory() -> None:

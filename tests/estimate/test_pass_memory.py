@@ -165,3 +165,9 @@ def test_the_bytes_of_scoring_are_those_that_the_profiler_sees() -> None:
     given = {"head": head, "compute": torch.float32, "device": "cpu", "memory": 0.0}
     assert scoring_bytes(rows, gradient=True, **given) == pytest.approx(most, rel=0.1)
     assert scoring_bytes(rows, gradient=False, **given) < 0.6 * most
+
+
+def test_attention_that_cannot_be_counted_is_named() -> None:
+    config = shape_config(**SMALL, head_size=16, family="gemma2")
+    with pytest.raises(ValueError, match="model: attention with soft-capped scores is not counted"):
+        pass_memory(maker(config), 3, compute=BF16, device="cuda")

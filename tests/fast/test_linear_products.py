@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import linear as plain
 
 from posttrain.fast import linear_products
@@ -206,3 +207,15 @@ def test_transforms_of_torch_func_go_through_it(counted):
     assert not counted
     layer(states)
     assert counted
+
+
+def test_small_and_large_products_are_compiled_once(counted) -> None:
+    """What :func:`linear` asks of a shape must not become a condition of the compiled code."""
+    layer = nn.Linear(64, 64)
+    layer.__class__ = QuickLinear
+    compilations = CompileCounter()
+    compiled = torch.compile(layer, backend=compilations, dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 40, 500, 5000):
+            compiled(torch.randn(rows, 64))
+    assert compilations.frame_count == 1

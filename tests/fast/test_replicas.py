@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import clipped, token_mean
 from posttrain.fast import replicas as fast_replicas
-from posttrain.fast.replicas import Replicas, replicas_for, sharing_weights, takes_replicas
+from posttrain.fast.replicas import Replicas, replicas_for, sharing_weights
 from posttrain.learn import sums
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
@@ -237,13 +238,12 @@ def test_without_a_gradient_the_numbers_are_said_all_the_same() -> None:
 
 
 def test_who_has_replicas() -> None:
-    assert takes_replicas(small_model())
     assert replicas_for(small_model(), 2) == 2
     assert replicas_for(small_model(), 64) == 8
     assert replicas_for(nn.Linear(1024, 1024), 64) == 1
     own = nn.Sequential(small_model())
     own.__class__ = type("Own", (nn.Sequential,), {"__module__": "users_own"})
-    assert not takes_replicas(own), "it may hold what cannot be copied"
+    assert replicas_for(own, 2) == 1, "it may hold what cannot be copied"
     with torch.device("meta"):
         assert replicas_for(nn.Linear(2, 2), 2) == 1
 
@@ -297,10 +297,43 @@ def test_a_loss_or_a_model_of_a_users_own_is_called_by_one_thread(
     replicas = one._replicas
     assert replicas is not None
     assert replicas.take(functools.partial(token_mean, given=clipped))
-    for own in (loss, functools.partial(loss), functools.partial(token_mean, given=loss)):
+    wrapped = functools.wraps(clipped)(lambda *given: clipped(*given))
+    given = functools.partial(token_mean, given=loss)
+    for own in (loss, functools.partial(loss), given, wrapped):
         assert not replicas.take(own)
     one.step(batch, Objective(loss))
     assert shared == []
+
+
+@pytest.mark.parametrize("change", ["forward", "compiled", "hook of all modules", "autocast"])
+def test_what_one_thread_alone_would_do_is_not_shared_out(change: str) -> None:
+    """A forward that stands in a module calls that module's own parts, whoever has a copy of it."""
+    replicas = Replicas(small_model(), 2)
+    layer = replicas.model.model.layers[0].mlp
+    assert replicas.take(clipped)
+    with contextlib.ExitStack() as ends:
+        if change == "forward":
+            layer.forward = functools.partial(type(layer).forward, layer)
+        elif change == "compiled":
+            layer._compiled_call_impl = layer.forward
+        elif change == "autocast":
+            ends.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        else:
+            handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+            ends.callback(handle.remove)
+        assert not replicas.take(clipped)
+
+
+def test_what_a_user_has_attached_need_not_be_copied() -> None:
+    model = small_model()
+    weight = torch.ones(2, requires_grad=True)
+    attached = {"lock": threading.Lock(), "loss": (2 * weight).sum(), "kept": torch.ones(2)}
+    for name, value in attached.items():
+        setattr(model.model, name, value)
+    other = sharing_weights(model)
+    assert all(getattr(other.model, name) is value for name, value in attached.items())
+    assert other.model is not model.model
+    assert other.model.layers[0].self_attn.config is other.config, "as all layers have it"
 
 
 def test_an_interrupt_leaves_no_thread_at_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'tests'}"
 
 from faults.ray_processes import actors, descendants, kill  # noqa: E402
+from ledger_account import read_ledger  # noqa: E402
 from small_runs import recipe  # noqa: E402
 
 from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.distributed.local_cluster import LocalCluster  # noqa: E402
 from posttrain.runs import read_rollouts  # noqa: E402
-from posttrain.runs.ledger import LEDGER, read_ledger  # noqa: E402
+from posttrain.runs.ledger import LEDGER  # noqa: E402
 
 # How often each kind is chosen, once every kind has happened, and how many may be killed before the
 # run has got further: who has no time to start cannot serve, and all are dead for longer than the

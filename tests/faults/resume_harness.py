@@ -38,6 +38,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 from faults import moved_stages  # noqa: E402
 from faults.worker_kills import counted as workers_killed  # noqa: E402
 from faults.worker_kills import killing_workers  # noqa: E402
+from ledger_account import read_ledger  # noqa: E402
 from small_runs import TINY, recipe, timeless  # noqa: E402
 
 from posttrain.cli import main  # noqa: E402
@@ -45,14 +46,13 @@ from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
 from posttrain.report import plot_curves  # noqa: E402
 from posttrain.runs import (  # noqa: E402
-    LEDGER,
     RunFolder,
     folder,
     keeper,
-    read_ledger,
     read_rollouts,
 )
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
+from posttrain.runs.ledger import LEDGER  # noqa: E402
 from posttrain.stages import job  # noqa: E402
 
 RL: dict[str, Any] = {

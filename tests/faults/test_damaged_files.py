@@ -331,3 +331,30 @@ def test_moments_that_are_none_are_named(
     for left in ("rl/done.json", "summary.json"):  # as if it had been cut short before its end
         (folder / left).unlink()
     refused(posttrain, "resume", folder, name="optimizer.safetensors", says=says)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "summary.json", "threads.json", "places.json", "rl/done.json"]
+)
+def test_a_damaged_record_of_a_run_is_named(
+    posttrain: Command, saved: Path, tmp_path: Path, *, name: str, content: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(saved, folder)
+    (folder / name).write_text(content)
+    said = ""
+    for command in (("resume", folder), ("runs", folder), ("card", folder), ("samples", folder)):
+        code, shown, error = posttrain(*command)
+        assert (code in (0, 2), "Traceback" in error) == (True, False), error
+        said += shown + error
+    kept = name == "threads.json" or (not name.startswith(("config", "rl")) and content == "{}")
+    assert kept or Path(name).name in said  # what nobody reads is no one's error
+
+
+def test_a_run_without_its_config_is_named(posttrain: Command, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "run")
+    (tmp_path / "run" / "config.json").unlink()
+    for command in ("resume", "card"):
+        code, _, error = posttrain(command, tmp_path / "run")
+        assert (code, "has no config.json" in error) == (2, True)

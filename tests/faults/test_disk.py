@@ -35,6 +35,7 @@ from posttrain.runs import (
     write_rollouts,
     write_text,
 )
+from posttrain.runs.files import check_writable
 from posttrain.runs.token_numbers import read_tokens
 from posttrain.track import JsonlTracker, Stage
 from posttrain.track.diagnosis import read_findings
@@ -42,6 +43,7 @@ from posttrain.track.jsonl import append_lines
 from posttrain.types import Batch
 
 LARGE = "x" * 400_000
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux refuses files in /proc")
 
 
 def save_model(path: Path) -> None:
@@ -151,6 +153,28 @@ def test_other_refusals_are_clear_and_leave_the_old_content(
     assert failed.value.errno == number
     assert os.strerror(number) in str(failed.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("", "it is a folder"),
+        ("file/report.html", "a part of its path is a file"),
+        ("file/deeper/report.html", "a part of its path is a file"),
+        ("n" * 300, "its name is too long"),
+        pytest.param("/proc/report.html", "its folder cannot be made", marks=LINUX),
+        pytest.param("/proc/runs/report.html", "its folder cannot be made", marks=LINUX),
+    ],
+)
+def test_a_place_where_no_file_can_be_is_named_with_what_to_do(
+    place: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for write in (check_writable, lambda path: write_text(path, "x")):
+        with pytest.raises(NotWrittenError, match=f"cannot be written: {why}") as failed:
+            write(tmp_path / place)
+        assert str(tmp_path / place) == failed.value.filename
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_errors_that_are_not_about_writing_stay_what_they_are(tmp_path: Path) -> None:

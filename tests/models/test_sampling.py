@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.models.sampling import filter_logits, sample
@@ -27,6 +27,7 @@ def kept(logits: torch.Tensor, **options: float) -> list[int]:
         ({"top_k": 3}, [0, 1, 3]),
         ({"top_k": 9}, [0, 1, 2, 3]),
         ({"top_p": 1e-9}, [1]),  # always at least one
+        ({"top_p": 1e-300}, [1]),  # a number that float32 does not know either
         ({"top_p": 0.39}, [1]),
         ({"top_p": 0.41}, [1, 3]),
         ({"top_p": 0.71}, [0, 1, 3]),
@@ -39,6 +40,15 @@ def test_filters_keep_the_sets_worked_out_by_hand(
     options: dict[str, float], expected: list[int]
 ) -> None:
     assert kept(logits_of(0.2, 0.4, 0.1, 0.3), **options) == expected
+
+
+def test_a_temperature_by_which_logits_would_overflow_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"temperature: must be 0 \(greedy\), or at least 1e-6"):
+        Sampling(temperature=1e-300)
+    tokens, logprobs = sample(
+        logits_of(0.2, 0.8).float(), torch.tensor([0.1]), sampling=Sampling(temperature=1e-6)
+    )
+    assert (tokens.item(), logprobs.item()) == (1, 0.0)
 
 
 def test_equal_logits_are_cut_by_token_id() -> None:
@@ -61,6 +71,9 @@ def test_rows_are_cut_independently_and_values_kept_exactly() -> None:
     values=st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12),
     top_k=st.integers(0, 14),
     top_p=st.floats(0.01, 1.0),
+)
+@example(
+    values=[0.0, 2.3125, 3.78125, 3.78125, 4.375, -7.015625, -7.0234375], top_k=0, top_p=0.99999
 )
 def test_the_kept_set_is_the_smallest_that_reaches_top_p(
     values: list[float], top_k: int, top_p: float

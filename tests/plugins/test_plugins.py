@@ -130,6 +130,20 @@ def test_a_tracker_that_raises_is_left_out_and_the_run_goes_on(
     assert len(ran.metrics) == 3
 
 
+@pytest.mark.filterwarnings("default:tracker:UserWarning")
+def test_a_tracker_that_a_later_stage_cannot_make_is_left_out_of_it(
+    posttrain_run: Callable[..., Ran],
+) -> None:
+    ran = posttrain_run(
+        "my_failing_tracker",
+        run='trackers = ["my_failing_tracker:OneStage"]\nstages = ["sft", "rl"]',
+        rl="[sft]\nepochs = 1\nbatch_size = 10",
+    )
+    said = " ".join(ran.said.split())
+    assert "'my_failing_tracker:OneStage': ConnectionError as rl began: no server; " in said
+    assert len(ran.metrics) == 3
+
+
 def test_an_advantage_for_each_token_without_a_critic(posttrain_run: Callable[..., Ran]) -> None:
     """The score stands at the last token, so it is to come for every one: the centred reward."""
     ran = posttrain_run(

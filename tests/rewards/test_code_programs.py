@@ -46,6 +46,9 @@ WRITTEN = {
     "a longer fence": f"````python\n'''\n```\nnot the end\n```\n'''\n{SQUARE}````",
     "Python 3 and a title": f"```Python3 title=a.py\n{SQUARE}```",
     "never closed": f"Sure.\n```python\n{SQUARE}",
+    "a fence in a docstring": (
+        "```python\ndef square(n):\n    \"\"\"The square.\n\n    ```\n    square(2)\n    ```\n"
+        "    \"\"\"\n    return n * n * 1\n```"),
     "no fence": SQUARE,
     "a byte order mark": f"\ufeff{SQUARE}",
     "a byte order mark in the fence": f"```python\n\ufeff{SQUARE}```",
@@ -144,6 +147,8 @@ FORMS: dict[str, tuple[str, dict[str, Any], float]] = {
         HINTED, {"tests": {"fn_name": "total", "inputs": [[[1, 2]]], "outputs": [[4]]}}, 0),
     "a decimal number": ("print('2.50 a')", {"tests": [{"input": "", "output": "2.5 a"}]}, 1),
     "digits are digits": ("print('101')", {"tests": [{"input": "", "output": "0101"}]}, 0),
+    "exit": ("print(9)\nexit()", {"tests": [{"input": "", "output": "9"}]}, 1),
+    "quit with a status": ("print(9)\nquit(1)", {"tests": [{"input": "", "output": "9"}]}, 0),
     "one word too many": ("print('2.5 2.5')", {"tests": [{"input": "", "output": "2.5"}]}, 0),
 }  # fmt: skip
 

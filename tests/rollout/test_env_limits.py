@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chat_families import end_tokens, family_tokenizer
@@ -262,3 +263,39 @@ def test_an_opening_that_cannot_be_read_breaks_its_episode(
         assert reason in rollout.score.reason
         assert len(rollout.turns) == 1
     assert found.env[f"errors/{kind}"] == 4.0
+
+
+class Says(Endless):
+    """It says what it was made with, as an opening or to the first turn."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def reply(self, state: dict[str, Any], turn: Turn) -> Any:
+        return self.said
+
+
+@pytest.mark.parametrize(("said", "reason"), [
+    ("half \udcff", r"can't encode character '\udcff' in position 5: surrogates not allowed"),
+    ([{"role": "user", "content": "\ud800"}], "in position 0: surrogates not allowed"),
+    ([5, 99], "token 99, and the policy knows 0 to 98"),
+    ([-1, 5], "token -1, and the policy knows 0 to 98"),
+    (Observation("so?", reward=None), "None, not a number; an Observation's reward is one, or"),
+    (np.array([1.0, 2.0]), "a ndarray with 2 elements, not a number; return text"),
+])  # fmt: skip
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_cannot_be_read_says_why(said: Any, reason: str, workers: int) -> None:
+    """It breaks its episode, and never the run: in a model such a token is an error of its own."""
+    with environment(Says(said), workers=workers, vocabulary=99) as env:
+        found = collected(env)
+    for rollout in found.rollouts:
+        assert rollout.score is not None
+        assert rollout.score.state == "invalid"
+        assert reason in rollout.score.reason
+    assert found.env["errors/unreadable"] == 4.0
+
+
+def test_an_opening_with_half_of_a_character_breaks_its_episode() -> None:
+    with environment(Opens("\udcff"), render=lambda prompt: prompt) as env:
+        found = collected(env)
+    assert found.env["errors/unreadable"] == 4.0

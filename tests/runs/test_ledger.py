@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_account import read_ledger
 
-from posttrain.runs.ledger import LEDGER, Ledger, read_ledger
+from posttrain.runs.ledger import LEDGER, Ledger
 from posttrain.types import Collected, Prompt, Rollout, Turn
 
 

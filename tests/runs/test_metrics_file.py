@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.runs import frame, read_metrics, to_columns
+from posttrain.runs import frame, read_metrics
+from posttrain.runs.metrics_file import to_columns
 
 
 def test_only_the_last_line_may_be_broken(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_account import read_ledger
 from resumed_runs import Killed, go, same
 from small_runs import recipe, same_weights, timeless
 
-from posttrain.runs import RunFolder, read_ledger
+from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.stages import rl_watch
 

@@ -286,6 +286,23 @@ OBJECTS: dict[str, tuple[str, tuple[str, str]]] = {
          "    def __exit__(self, *a): self.write('end')",
          "class Log:\n    def __enter__(self):\n        self.lines = []\n        return self\n"
          "    def write(self, s): self.lines.append(s)\n    def __exit__(self, *a): pass")),
+    "a context that a function made": (
+        "with tag('a') as t:\n    assert t == '<a>'",
+        ("from contextlib import contextmanager\n@contextmanager\ndef tag(n): yield f'<{n}>'",
+         "from contextlib import contextmanager\n@contextmanager\ndef tag(n): yield n")),
+    "size, sign and conversions": (
+        "assert abs(N(-2)) == N(2) and +N(1) == N(1) and ~N(1) == N(-2)\n"
+        "assert int(N(3)) == 3 and float(N(3)) == 3.0\nassert abs(V(3, 4)) == 5",
+        tuple("class N:\n    def __init__(s, v): s.v = v\n    def __abs__(s): return N(abs(s.v))\n"
+              "    def __pos__(s): return s\n    def __invert__(s): return N(~s.v)\n"
+              "    def __int__(s): return s.v\n    def __float__(s): return float(s.v)\n"
+              "    def __eq__(s, o): return s.v == o.v\nclass V:\n"
+              "    def __init__(s, x, y): s.x, s.y = x, y\n    def __abs__(s): return "
+              + how for how in ("(s.x ** 2 + s.y ** 2) ** 0.5", "s.x + s.y"))),
+    "a slice": (
+        "assert Bag(1, 2, 3)[:2] == [1, 2]\nassert Bag(1, 2, 3)[::-1] == [3, 2, 1]",
+        tuple("class Bag:\n    def __init__(s, *x): s.x = list(x)\n"
+              f"    def __getitem__(s, i): return s.x{how}" for how in ("[i]", ""))),
     "nodes that a function made": (
         "head = build([1, 2])\nassert head.value == 1\nassert head.next.value == 2\n"
         "assert head.next.next is None",
@@ -359,6 +376,9 @@ VALUES: dict[str, tuple[str, tuple[str, str]]] = {
         "assert f('ab') == {'a': 1, 'b': 1}",
         ("from collections import defaultdict\ndef f(s):\n    d = defaultdict(int)\n"
          "    for c in s: d[c] += 1\n    return d", "def f(s): return {}")),
+    "a built-in function as an argument": (
+        "assert by(['bb', 'a'], len) == ['a', 'bb']\nassert by('21', int) == ['1', '2']",
+        ("def by(xs, key): return sorted(xs, key=key)", "def by(xs, key): return list(xs)")),
     "a constant": ("assert LIMIT == 3", ("LIMIT = 3", "LIMIT = 4")),
     "recursion, defaults, inner functions": (
         "assert depth(30) == 30\nassert depth() == 0",

@@ -79,6 +79,11 @@ def test_partial_credit_counts_the_tests_that_ran() -> None:
     assert grade("def plus(a, b): return 0", table + "\nassert 1", partial=True).value == 0.0
 
 
+def test_partial_credit_beside_a_function_that_is_not_there() -> None:
+    table = "assert absent(1) == 1\nassert add(1, 2) == 3\nassert add(0, 0) == 0"
+    assert grade(ADD[0], table, partial=True).value == 2 / 3
+
+
 def test_check_that_is_called_twice_counts_once() -> None:
     twice = (
         "def check(f):\n    assert f(1, 2) == 3\n    assert f(0, 0) == 0\ncheck(add)\ncheck(add)"

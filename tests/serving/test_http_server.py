@@ -11,6 +11,7 @@ import pytest
 
 testclient = pytest.importorskip("fastapi.testclient")
 
+from starlette.requests import Request  # noqa: E402
 from uvicorn.server import ServerState  # noqa: E402
 
 from posttrain.serving import http_server  # noqa: E402
@@ -105,3 +106,26 @@ def test_who_takes_no_answer_is_dropped_though_it_asks_on(monkeypatch: pytest.Mo
             await asyncio.gather(*state.tasks)
 
     asyncio.run(talk())
+
+
+def test_who_has_gone_frees_the_place_however_fast_tokens_come() -> None:
+    service, cancelled = Failing("nobody looked"), Mock()
+    sent = [{"type": "http.request", "body": b'{"prompt": "a"}'}, {"type": "http.disconnect"}]
+
+    def submit(asked: Any, tell: Any) -> Any:
+        for _ in range(20):
+            tell(Event(prompt_tokens=1))
+        tell(Event(error=ValueError(service.said)))
+        return SimpleNamespace(cancelled=SimpleNamespace(set=cancelled))
+
+    async def receive() -> dict[str, Any]:
+        return sent.pop(0)
+
+    async def talk() -> int:
+        headers = [(b"content-type", b"application/json")]
+        asked = Request({"type": "http", "headers": headers}, receive)
+        return (await Endpoint(service, name="a").answer(asked, "completion")).status_code
+
+    service.submit = submit  # type: ignore[method-assign]
+    assert asyncio.run(talk()) == 499
+    cancelled.assert_called_once_with()

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from resumed_runs import dying, go
 from small_runs import RL, timeless
 
 import posttrain
-from posttrain.build.rows import env_spec
+from posttrain.build.fingerprint import supplied_digests
+from posttrain.build.rows import env_spec, rows_task
 from posttrain.check import check_recipe
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
@@ -56,7 +58,7 @@ def hidden(messages: Any, target: int) -> float:
 
 @pytest.mark.parametrize(
     "env", [Hidden, HiddenGame(), HiddenGame, hidden, f"{__name__}:Hidden",
-            {"name": f"{__name__}:HiddenGame", "most": 3}],
+            {"name": f"{__name__}:HiddenGame", "most": 3}, {"name": HiddenGame, "most": 3}],
 )  # fmt: skip
 def test_rows_and_an_environment_are_all_that_a_run_takes(env: Any, tmp_path: Path) -> None:
     """A class, an object, a function or a name: rows of one prompt are episodes of their own, which
@@ -258,6 +260,9 @@ def test_rewards_beside_an_environment_may_only_be_watched(tmp_path: Path) -> No
     ({"prompts": ROWS[:1], "task": {"name": "file", "env": "scripted"}}, "of prompts is env=…"),
     ({"env": Hidden}, "an environment brings none; give prompts=…, or a task"),
     ({"env": "scripted", "task": {"name": "arithmetic", "env": "wordle"}}, "env: .*one already"),
+    ({"prompts": ROWS, "env": lambda m: 1.0}, "environment '<lambda>': the first parameter"),
+    ({"prompts": ROWS, "env": {"name": Hidden, "most": 1}}, "unknown option 'most'"),
+    ({"prompts": ROWS, "env": {"name": 3}}, "env: expected an environment, its name"),
     ({"prompts": ROWS, "env": 3}, "env: expected an environment, its name, or its class"),
     ({"prompts": ROWS, "env": "script"}, r"task\.env: unknown name 'script'; did you mean"),
     ({"prompts": ROWS[:1], "environment": Hidden}, "an environment itself is env=…"),
@@ -323,3 +328,20 @@ def test_demonstrations_call_the_tools_of_an_environment_without_a_task(tmp_path
     assert not [line for line in check_recipe(values, fast=True).lines if line.state == "fail"]
     with pytest.raises(ValueError, match=r"task: missing, and rl cannot do without"):
         go({**values, "run": {**values["run"], "stages": ["sft", "rl"]}, "rl": {}})
+
+
+def test_rows_that_differ_inside_of_a_long_array_are_two() -> None:
+    """What is printed of an array leaves out its middle."""
+    arrays = [np.zeros(3000) for _ in range(3)]
+    arrays[1][1500] = 1.0
+    rows = [{"prompt": "Find it: ", "target": array} for array in arrays]
+    with pytest.warns(UserWarning, match="1 row repeats an earlier one"):
+        task = rows_task(None, prompts=rows, test_prompts=(), env="scripted")
+    assert [prompt.columns["target"].sum() for prompt in task.prompts("train")] == [0.0, 1.0]
+    digests = {
+        supplied_digests({"task": rows_task(None, prompts=[row], test_prompts=(), env="scripted")})[
+            "supplied"
+        ]["task"]["prompts"]
+        for row in rows
+    }
+    assert len(digests) == 2

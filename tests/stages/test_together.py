@@ -153,7 +153,7 @@ def test_a_row_that_is_wrong_is_named_and_another_engine_refused(tmp_path: Path)
     rl = {"adapters": 2, "engine": "transformers"}
     with pytest.raises(ConfigError, match="sampled together by the engine native alone"):
         go(given(tmp_path / "run", "tiny", rl=rl))
-    values = given(tmp_path / "run", "tiny", sweep=[{"rl": {"rate": 1.0}}])
-    with pytest.raises(ConfigError, match=r"rl.rate: unknown key.*row { rl = .* of sweep"):
+    values = given(tmp_path / "run", "tiny", sweep=[{"rl": {"rate": 1.0}, "run": {"seed": "x"}}])
+    with pytest.raises(ConfigError, match=r"run.seed: must be .*\n.*rl.rate: .*row { rl = .* of"):
         go(values)
     assert not (tmp_path / "run" / "run.json").exists()

@@ -158,7 +158,7 @@ def test_rollouts_go_to_trackers_as_tables(tmp_path: Path, wandb_runs: list[Fake
     asked = Prompt(id="0", text="1+1=")
     rollout = Rollout(prompt=asked, turns=(turn,), group=0, score=score)
     made = [TRACKERS[name](stage(tmp_path)) for name in ("tensorboard", "wandb")]
-    wrapped = [Dropped(each, name="x", drop=lambda name: None) for each in made]
+    wrapped = [Dropped(each, name="x", used={"x": True}) for each in made]
     tracker = Diagnosing(Several([*wrapped, Bare()]), tmp_path)
     for step in (9, 10):
         log_samples(tracker, step, rows=lambda: sample_rows([rollout], [0.5]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from posttrain.runs.rollouts import SCHEMA
 from posttrain.viewer import shelf as shelf_module
 from posttrain.viewer.page_answers import ANSWERS
 from posttrain.viewer.rollout import explain_rollout, rollout_page
-from posttrain.viewer.shelf import NotRecordedError, Shelf, ShownRun, check_run
+from posttrain.viewer.shelf import NotRecordedError, Shelf, ShownRun, UnknownError, check_run
 
 pytest.importorskip("fastapi")
+
+from posttrain.viewer import server, trying
 
 
 def ask(
@@ -230,6 +233,62 @@ def test_the_page_is_answered_while_a_model_is_made_ready(
         assert ask(other, "/api/try", data=b'{"prompt": "' + b"a" * 200_000 + b'"}')[0] == 422
     finally:
         other.close()
+
+
+def test_what_cannot_be_read_as_a_prompt_is_told(served: Served) -> None:
+    asked = json.dumps({"run": "first", "prompt": "half \ud800 a character"}).encode()
+    status, body, _ = ask(served, "/api/try", data=asked)
+    assert status == 200
+    assert "error" in json.loads(body.splitlines()[-1])
+
+
+def test_a_model_that_has_learned_on_is_loaded_again(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "first", tmp_path / "live")
+    loaded: list[str] = []
+    monkeypatch.setattr(trying, "LoadedPolicy", loaded.append)
+    monkeypatch.setattr(trying, "sample", lambda policy, **given: iter([{"done": True}]))
+    answering, run = trying.Answering(), Shelf([tmp_path / "live"]).get("live")
+    asked = {"prompt": "1+1="}
+    said = [len(list(answering.answer(run, asked))) for _ in range(2)]
+    os.utime(tmp_path / "live" / "rl" / "model" / "model.safetensors", ns=(1, 1))
+    said.append(len(list(answering.answer(run, asked))))
+    assert said == [2, 1, 2]
+    assert len(loaded) == 2
+
+
+def test_an_answer_ends_where_its_client_goes_away() -> None:
+    ended, begun = [], asyncio.Event()
+
+    def lines() -> Generator[bytes, None, None]:
+        try:
+            while True:
+                yield b"{}\n"
+        finally:
+            ended.append(True)
+
+    async def receive() -> dict[str, Any]:
+        await begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            begun.set()
+        await asyncio.sleep(0)
+
+    kept = lines()  # so that it does not end because nobody knows it any more
+    asyncio.run(server.StreamedLines(kept)({"type": "http"}, receive, send))
+    assert ended == [True]
+
+
+def test_a_run_that_was_deleted_is_not_there_any_more(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "first", tmp_path / "gone")
+    shelf = Shelf([tmp_path])
+    shelf.get("gone")
+    shutil.rmtree(tmp_path / "gone")
+    with pytest.raises(UnknownError, match="no run of this name"):
+        ANSWERS["settings"](shelf, {"run": "gone"})
 
 
 def test_a_run_that_cannot_be_read_says_so_and_others_are_shown(hostile: Path) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from itertools import accumulate, chain, product
 from pathlib import Path
@@ -29,6 +30,7 @@ from posttrain.data.row_files import SUFFIXES
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
 from posttrain.runs.drift import FILES, PARSED
+from posttrain.types import whole
 
 _FILES = ("data", "test_data", "backbone")
 # Of a folder: weights, tokenizer and template of a model, or the rows of a data set.
@@ -100,7 +102,8 @@ def supplied_digests(given: Supplied) -> dict[str, Any]:
     if "task" in given:
         train, test = given["task"].prompts("train"), given["task"].prompts("test")
         known["task"] = {"train": len(train), "test": len(test)}
-        known["task"]["prompts"] = config_digest(repr([*train, *test]))
+        prompts = [replace(prompt, columns=whole(prompt.columns)) for prompt in (*train, *test)]
+        known["task"]["prompts"] = config_digest(repr(prompts))
     if "rewards" in given:
         known["rewards"] = {}
         for reward in given["rewards"].rewards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -21,11 +22,12 @@ from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.sample_data import FROM_ROLLOUT
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.runs.files import replacing
+from posttrain.runs.files import check_writable, replacing
 from posttrain.track.encoding import encode_json
 from posttrain.types import Prompt, Rollout, Score, StopReason, Turn
 from posttrain.types.marks import exceeding_one, how_to_declare, no_full_marks
 
+MOST_TOKENS = 10_000_000  # of a completion
 _ROUNDING = 1e-9
 _REASONS = 3  # shown where every row is broken
 _SHOWN = 3  # wrong rows of which it is said what was read
@@ -142,7 +144,7 @@ def grade_file(
     if limits.workers:
         pool = GradingPool(
             scorer.functions,
-            workers=limits.workers,
+            workers=min(limits.workers, max(1, len(rollouts))),
             seconds=limits.seconds,
             memory_mb=limits.memory_mb,
             progress=progress,
@@ -181,13 +183,23 @@ def _read(
 
 
 def check_out(out: str | Path, path: Any) -> None:
-    """Refuse to write over a file that is read, however the path is spelled."""
+    """Refuse, before an hour of work, to write over a file that is read, or where none can be."""
     named = isinstance(path, str | os.PathLike) and os.path.exists(path)
     if named and os.path.exists(out) and os.path.samefile(out, path):
         raise ValueError(
             f"{out}: is the file that is read ({path}), and would be overwritten; write to "
             "another one: --out graded.jsonl"
         )
+    check_writable(Path(out))
+
+
+def _count(given: Any, *, where: str) -> int:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if 0 <= int(given) <= MOST_TOKENS:
+            return int(given)
+    raise ValueError(
+        f"{where}: num_tokens is {given!r}; give a whole number, {MOST_TOKENS:,} at most"
+    )
 
 
 def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rollout:
@@ -200,7 +212,7 @@ def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rol
     columns = {name: value for name, value in row.items() if name not in _GIVEN}
     prompt = Prompt(id=where, text=str(row.get("prompt", "")), columns=columns)
     scorer.check_columns(prompt)
-    tokens = (0,) * int(row.get("num_tokens", 0))
+    tokens = (0,) * _count(row.get("num_tokens", 0), where=where)
     reasons: dict[str, StopReason] = {"length": "length", "stop_string": "stop_string"}
     completion = Turn(
         tokens=tokens,

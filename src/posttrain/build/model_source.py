@@ -22,8 +22,9 @@ from posttrain.config.read import parse_overrides, read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
 from posttrain.models.files.model_objects import model_object
-from posttrain.runs import RunFolder, read_json, write_json
+from posttrain.runs import RunFolder, write_json
 from posttrain.runs.drift import compared_otherwise
+from posttrain.runs.files import read_record
 from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.track.progress import phase, showing
@@ -190,12 +191,7 @@ def check_models(recipe: Resolved) -> None:
 def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run folder, with every default it was resolved to."""
     folder = RunFolder(path)
-    if not (folder.path / "config.json").exists():
-        raise ValueError(
-            f"{folder.path}: has no config.json, because it was ended before it began, or someone "
-            "has removed it; start it again: posttrain run RECIPE"
-        )
-    config = folder.config
+    config = config_of(folder)
     if "supplied" in config:
         objects = ", ".join(config["supplied"])
         raise ValueError(
@@ -207,6 +203,13 @@ def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe_from_dict(given, overrides=overrides)
 
 
+def config_of(folder: RunFolder) -> dict[str, Any]:
+    """The config of a run, with what every run has."""
+    config = folder.config
+    read_record(folder.path / "config.json", "run", "model")
+    return config
+
+
 def policy_of(folder: RunFolder) -> Path:
     """The policy of the last finished stage that trained one."""
     model = folder.model
@@ -215,9 +218,12 @@ def policy_of(folder: RunFolder) -> Path:
             f"{folder.path}: holds several adapters; name one of them, {folder.path / FOLDER}/0"
         )
     if model is None or model == folder.stage("reward").model:
+        why = f"{folder.path}: no stage of this run has finished a policy"
+        if folder.finished:
+            raise ValueError(f"{why}: its stages are {', '.join(folder.stages)}; name another run")
         raise ValueError(
-            f"{folder.path}: no stage of this run has finished a policy; go on with it (posttrain "
-            "resume), or name one of its checkpoints: RUN/rl/checkpoints/step-…/model"
+            f"{why}; go on with it (posttrain resume), or name one of its checkpoints: "
+            "RUN/rl/checkpoints/step-…/model"
         )
     return model
 
@@ -226,7 +232,7 @@ def _of_run(folder: RunFolder, model: str) -> Source:
     """As the run evaluates: its task, rewards, limits, template and seed, and this model of it."""
     if not (folder.path / "config.json").exists():
         return Source(values={"model": {"name": model}})
-    config = {k: v for k, v in folder.config.items() if k not in BESIDE_RECIPE}
+    config = {k: v for k, v in config_of(folder).items() if k not in BESIDE_RECIPE}
     values = {name: config[name] for name in _OF_AN_EVALUATION if name in config}
     as_recorded(values, folder)
     options = of_any_model(values["model"]["options"])
@@ -335,5 +341,5 @@ def as_recorded(values: dict[str, Any], folder: RunFolder) -> None:
 def _known(folder: RunFolder) -> tuple[str, str]:
     """Where a run was started and where its recipe stood; empty where it does not say."""
     path = folder.path / PLACES
-    known = read_json(path) if path.exists() else {}
+    known = read_record(path) if path.exists() else {}
     return str(known.get("folder", "")), str(known.get("recipe", ""))

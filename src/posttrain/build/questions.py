@@ -17,7 +17,7 @@ from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
 from posttrain.protocols import Task
 from posttrain.tasks.task import identity
-from posttrain.types import Prompt
+from posttrain.types import Prompt, columns_text
 
 
 def spellings(prompt: Prompt) -> list[str]:
@@ -29,10 +29,7 @@ def spellings(prompt: Prompt) -> list[str]:
 
 def episodes(prompts: Sequence[Prompt]) -> list[set[str]]:
     """What each prompt asks in an environment, which reads its columns too, in text."""
-    return [
-        {f"{text} {sorted(prompt.columns.items())!r}" for text in spellings(prompt)}
-        for prompt in prompts
-    ]
+    return [{f"{text} {columns_text(prompt)}" for text in spellings(prompt)} for prompt in prompts]
 
 
 def alone(prompts: Sequence[Prompt], among: Sequence[Prompt]) -> list[Prompt]:

@@ -43,6 +43,8 @@ def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> 
     >>> env_spec("calculator"), env_spec({"name": "guess_number", "high": 9})["high"]
     ('calculator', 9)
     """
+    if isinstance(env, Mapping) and not isinstance(env.get("name", ""), str):
+        return {**env, "name": env_spec(env["name"])}
     if env is None or isinstance(env, str | Mapping):
         return env
     if not callable(env) and not hasattr(env, "reply"):

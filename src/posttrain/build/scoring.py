@@ -84,6 +84,7 @@ def make_environment(
         max_turns=section.max_turns,
         max_tokens=section.max_tokens,
         longest=context_length(policy.model),
+        vocabulary=policy.model.get_input_embeddings().num_embeddings,
     )
 
 

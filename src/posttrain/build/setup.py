@@ -129,7 +129,7 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
     """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
     if recipe.model.compile != "auto":
         return recipe.model.compile
-    if not isinstance(recipe, Resolved) or "rl" not in recipe.stages or "cuda" not in device:
+    if "cuda" not in device or not isinstance(recipe, Resolved) or "rl" not in recipe.stages:
         return False
     rl = recipe.rl
     num_tokens = rl.steps * rl.prompts_per_step * rl.group_size * rl.max_new_tokens

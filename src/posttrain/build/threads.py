@@ -17,11 +17,11 @@ import torch
 
 from posttrain.build.setup import choose_compile, choose_device
 from posttrain.config import Recipe
-from posttrain.fast.score import replicas_for, takes_replicas
+from posttrain.fast.score import replicas_for
 from posttrain.models.load import Policy
 from posttrain.rollout.engines.local import samples_alone
-from posttrain.runs import RunFolder, read_json, write_sealed
-from posttrain.runs.files import check_seal
+from posttrain.runs import RunFolder, write_sealed
+from posttrain.runs.files import check_seal, read_record
 from posttrain.track.progress import phase
 
 FILE_NAME = "threads.json"
@@ -77,7 +77,7 @@ def settle_threads(
     """
     path = folder.path / FILE_NAME
     if resume and recipe.run.threads is None and path.exists():
-        record = dict(read_json(path))
+        record = read_record(path)
         check_seal(record, path)
         known = _as_recorded(int(record["threads"]), replicas=int(record.get("replicas", 1)))
         return _used(known)
@@ -93,17 +93,16 @@ def use_threads(recipe: Recipe, policy: Policy) -> Threads:
     """Choose the threads of a new run, and give them to torch."""
     own = recipe.run.threads or torch.get_num_threads()
     chosen = choose_threads(recipe, policy)
-    if _learns_in_replicas(recipe, policy):  # they share no operation: their number needs no trial
-        chosen = replace(chosen, replicas=replicas_for(policy.model, own))
-    return _used(chosen)
+    # Replicas share no operation: their number needs no trial.
+    return _used(replace(chosen, replicas=_replicas(recipe, policy, threads=own)))
 
 
-def _learns_in_replicas(recipe: Recipe, policy: Policy) -> bool:
+def _replicas(recipe: Recipe, policy: Policy, *, threads: int) -> int:
     rl = recipe.rl if "rl" in recipe.stages else None  # a resolved recipe has no other sections
     others = (rl and rl.critic, recipe.teacher and recipe.teacher.model)
     several = recipe.sweep or (rl and (rl.adapters or 1) > 1)
-    on_cpu = choose_device(recipe) == "cpu"
-    return on_cpu and not any(others) and not several and takes_replicas(policy.model)
+    alone = choose_device(recipe) == "cpu" and not any(others) and not several
+    return replicas_for(policy.model, threads) if alone else 1
 
 
 def _used(chosen: Threads) -> Threads:
@@ -128,7 +127,7 @@ def choose_threads(recipe: Recipe, policy: Policy, *, measure: Measure | None = 
         return Threads(number=own, reason="torch's own, without a trial")
     counts = [own >> halved for halved in range(own.bit_length())]
     with phase("trying how many threads are fastest"), torch.random.fork_rng(devices=[]):
-        learns = not _learns_in_replicas(recipe, policy)
+        learns = _replicas(recipe, policy, threads=own) == 1
         seconds = try_each(counts, measure or _trial(policy, weights, learns=learns))
     chosen = pick(seconds)
     tried = ", ".join(f"{1000 * seconds[count]:.0f} ms with {count}" for count in sorted(counts))

@@ -195,7 +195,7 @@ Samples = Sequence[tuple[Sequence[int], Sequence[float]]]
 
 def _sampled(bench: Bench) -> Samples:
     prompts = [group[0].prompt for group in bench.groups[:PROBED]]
-    sampling = Sampling(max_new_tokens=2, temperature=bench.rl.temperature)
+    sampling = Sampling(max_new_tokens=2)  # at low temperatures all log-probs are 0
     rollouts = collect(bench.engine, prompts, sampling=sampling, num_samples=1, seed=0)
     return [(r.tokens, r.logprobs) for r in rollouts]
 

@@ -15,7 +15,7 @@ from posttrain.check.verdicts import State, Verdict
 from posttrain.data.template import words
 from posttrain.models.cache import context_length
 from posttrain.track.printable import counted, printable
-from posttrain.types import Prompt
+from posttrain.types import Prompt, columns_text
 
 MAX_RENDERED = 2000
 MAX_LEAK = 0.1
@@ -87,8 +87,7 @@ def _asked(bench: Bench, prompts: Sequence[Prompt]) -> list[str]:
         asked = [bench.template.question(prompt).casefold() for prompt in prompts]
     if not bench.played:
         return asked
-    rows = [repr(sorted(prompt.columns.items())) for prompt in prompts]
-    return [f"{text} {row}" for text, row in zip(asked, rows, strict=True)]
+    return [f"{text} {columns_text(p)}" for text, p in zip(asked, prompts, strict=True)]
 
 
 def render_first(bench: Bench) -> None:

@@ -229,9 +229,10 @@ def grade(
 ) -> None:
     """Try a reward on a file: posttrain grade REWARD FILE.jsonl [--extract boxed …]."""
     from posttrain.cli.grade import grade as grade_rows
-    from posttrain.config import GradingSection
+    from posttrain.config import recipe_from_dict
 
-    grading = GradingSection(workers=workers, seconds=seconds, memory_mb=memory_mb)
+    limits = {"workers": workers, "seconds": seconds, "memory_mb": memory_mb}
+    grading = recipe_from_dict({"grading": limits}).grading
     grade_rows(reward, file, arguments=context.args, out=out, grading=grading)
 
 
@@ -334,7 +335,9 @@ def walkthrough(
 ) -> None:
     """Learn to sort three numbers: every advantage and loss of the lecture, side by side."""
     from posttrain import walkthrough as experiment
+    from posttrain.runs.files import check_writable
 
+    check_writable(out / "log.txt")
     if as_published:
         experiment.run_as_published(out=out)
     else:
@@ -346,6 +349,14 @@ def _show_warning(message: Warning | str, *place: object, **options: object) -> 
     say(f"! {message}", style="yellow", error=True)
 
 
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        text = "the current folder was deleted or moved; cd to one that is there"
+        raise ValueError(text) from None
+
+
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot encode
@@ -353,8 +364,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     logging.setLogRecordFactory(HarmlessRecord)
-    sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
+        sys.path.append(_here())  # a recipe may name "my_module:my_reward" of this folder
         app()
     except SystemExit:
         raise  # raised by typer: the command has ended, or was used wrongly

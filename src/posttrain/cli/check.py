@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.config import Quantity
+from posttrain.cli.recipes import arithmetic_table
 from posttrain.config.read import parse_overrides
 from posttrain.track.printable import MARKS
 from posttrain.track.progress import loading, phase, showing
@@ -54,7 +54,7 @@ def render(report: Report) -> Group:
     """The report for a terminal."""
     parts: list[Table | Text] = []
     if report.arithmetic:
-        parts.append(_arithmetic(report.arithmetic))
+        parts.append(arithmetic_table(report.arithmetic))
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
@@ -98,14 +98,3 @@ def _verdict(report: Report) -> Text:
     end = "can be run" if report.ok else "mend what fails first"
     style = "bold green" if report.ok else "bold red"
     return Text(f"\n{summary} in {report.seconds:.1f} s: {end}", style=style)
-
-
-def _arithmetic(rows: Sequence[Quantity]) -> Table:
-    table = Table(box=None, padding=(0, 1, 1, 0), collapse_padding=True, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    for row in rows:
-        table.add_row(row.stage, row.name, f"{row.value:,}", row.how)
-    return table

@@ -106,12 +106,14 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
 
 
-def generated_texts(model: str, prompt: str, **options: Any) -> list[str]:
-    """What a model answers, all turns where it has several; options as of ``generate_from``."""
+def generated_texts(
+    model: str, prompt: str, *, overrides: Sequence[str], chat: bool | None, **drawing: Any
+) -> list[str]:
+    """What a model answers, all turns where it has several."""
     check_given(model)
     with loading():
-        from posttrain.build.model_source import find_source
         from posttrain.report.episode_text import transcript
-        from posttrain.stages.generate import generate_from
+        from posttrain.stages.loaded.loaded_policy import LoadedPolicy
 
-    return [transcript(answer) for answer in generate_from(find_source(model), prompt, **options)]
+    with LoadedPolicy(model, chat=chat, overrides=overrides) as policy:
+        return [transcript(answer) for answer in policy.generate(prompt, **drawing)]

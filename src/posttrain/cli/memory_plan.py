@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.config import cautions, read_recipe, recipe_from_dict, resolve
+from posttrain.config.read import put_key
 from posttrain.config.toml import as_overrides, write_toml
 from posttrain.track.printable import command_line, counted
 from posttrain.track.progress import loading, phase, showing
@@ -214,10 +215,6 @@ def to_write(source: str, overrides: Sequence[str], *, search: Search, needed: O
     else:
         tables: dict[str, Any] = {}
         for key, value in needed.keys.items():
-            *path, name = key.split(".")
-            table = tables
-            for part in path:
-                table = table.setdefault(part, {})
-            table[name] = value
+            put_key(tables, tuple(key.split(".")), value=value)
         lines = ["# in a recipe", write_toml(tables).rstrip()]
     return "\n".join(("", *lines, *(f"Caution: {caution}" for caution in told)))

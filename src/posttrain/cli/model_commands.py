@@ -77,13 +77,14 @@ def card(
     """Write the model card of a run: data, recipe, results, seeds, how to load it."""
     check_run(run)
     with loading():
+        from posttrain.runs import write_text
         from posttrain.stages.whole.publish import prepare_publication
 
     made = prepare_publication(run, repo, base_model=base_model, license=license)
     if file is None:
         say(made.card)
         return
-    file.write_text(made.card, encoding="utf-8")
+    write_text(file, made.card)
     say(f"{file}: written")
 
 

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from posttrain.cli.eval_arguments import check_typed, evaluation_recipe
 from posttrain.config import (
+    Quantity,
     Recipe,
-    Resolved,
     arithmetic,
     read_recipe,
     recipe_from_dict,
@@ -51,7 +51,7 @@ def run_recipe(
     with loading(console):  # mistakes in the recipe are reported before large libraries are loaded
         resolved = resolve(recipe)
         importlib.import_module("posttrain.stages.run")
-    console.print(_arithmetic(resolved))
+    console.print(arithmetic_table(arithmetic(resolved)))
     allow = _keys(resume or ())
     _run(recipe, text=text, console=console, resume=resume is not None, allow_changes=allow)
 
@@ -123,10 +123,11 @@ def _read(arguments: list[str], command: Command) -> tuple[Recipe, str | None]:
     return read_recipe(path, arguments), Path(path).read_text(encoding="utf-8")
 
 
-def _arithmetic(recipe: Resolved) -> Table:
+def arithmetic_table(rows: Sequence[Quantity]) -> Table:
+    """The batch arithmetic of a recipe, for a terminal."""
     table = Table(box=SIMPLE_HEAD)
     for heading in ("stage", "what", "how many", "because"):
         table.add_column(heading, justify="right" if heading == "how many" else "left")
-    for row in arithmetic(recipe):
+    for row in rows:
         table.add_row(row.stage, row.name, f"{row.value:,}", row.how)
     return table

@@ -59,7 +59,7 @@ def expected(field: FieldInfo) -> str:
     """
     named = next((item.text for item in field.metadata if isinstance(item, Expected)), "")
     limits = " and ".join(
-        f"{words} {getattr(item, name):g}"
+        f"{words} {getattr(item, name):.10g}"
         for item in field.metadata
         for name, words in _LIMITS.items()
         if hasattr(item, name)

@@ -76,6 +76,9 @@ def probe(rl: RlSection) -> list[Callable[[], object]]:
                 function(batch.need("values"), batch) if "loss" in name else function(batch)
             except ValueError as error:
                 raise ValueError(f"rl.{name}.{error}") from None
+            except (OverflowError, RuntimeError) as error:
+                told = f"{error}; look at its options, of which one is too large"
+                raise ValueError(f"rl.{name} {spec['name']!r}: {told}") from None
 
         return check
 

@@ -88,7 +88,7 @@ def _checked(
     changes = parse_overrides(overrides)
     file = _file_alone(values, name=name) if changes else None
     for path, value in changes.items():
-        _put(values, path, value=value)
+        put_key(values, path, value=value)
     if isinstance(values.setdefault("run", {}), dict):
         values["run"].setdefault("folder", f"runs/{name}")
     try:
@@ -129,6 +129,9 @@ def _read_text(path: Path) -> str:
 def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        problem = "lists or tables in each other, too deep to read; write them flatter"
+        raise ConfigError([problem], source=str(path)) from None
     except tomllib.TOMLDecodeError as error:
         found = _PLACE.search(str(error))
         number = int(found[1]) if found and found[1] else len(text.splitlines())
@@ -234,13 +237,14 @@ def _toml_value(text: str) -> Any:
         return text  # TOML would read the text after # as a comment
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = parsed.pop("value")
     return text if parsed or isinstance(value, _NOT_IN_RECIPES) else value
 
 
-def _put(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+def put_key(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+    """Set a value in tables inside each other, which are made where there are none."""
     table = values
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})

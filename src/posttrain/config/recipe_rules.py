@@ -220,7 +220,9 @@ def bases_of_seeds(recipe: Resolved) -> str | None:
     """The weights of tiny are drawn by run.seed, unless model.options.seed says otherwise."""
     if "rl" not in recipe.stages or recipe.model.name != "tiny" or not trains_several(recipe):
         return None
-    seeds = {row.get("run", {}).get("seed", recipe.run.seed) for row in recipe.sweep}
+    own = {"seed": recipe.run.seed}
+    given = [row.get("run") for row in recipe.sweep]  # unchecked: each row becomes a recipe later
+    seeds = {str((own | each if isinstance(each, dict) else own)["seed"]) for each in given}
     if "seed" not in recipe.model.options and (recipe.rl.adapters > 1 or len(seeds) > 1):
         return (
             "model.name: tiny draws its weights by run.seed, so every seed would have another "

@@ -43,7 +43,7 @@ class WrittenRun(Section):
     """Where the run goes and what it does."""
 
     folder: str = later("runs/ and the recipe's name", "Folder of the run.", min_length=1)
-    seed: int = key(0, "Decides every random number of the run.", ge=0)
+    seed: int = key(0, "Decides every random number of the run.", ge=0, lt=2**32)
     stages: OptionalStages = later(
         "the sections there are: sft, prefer, reward, dpo, rl, eval",
         "Stages to run, in this order.",

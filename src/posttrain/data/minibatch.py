@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -58,7 +58,21 @@ def micro_batches(
     units: dict[int, list[int]] = {}
     for row in batch.active.any(dim=1).nonzero()[:, 0].tolist():
         units.setdefault(names[row], []).append(row)
-    pieces = list(units.values())
+    parts = cut(
+        list(units.values()), lengths, found=found, max_tokens=max_tokens, keep_groups=keep_groups
+    )
+    return [_part(batch, rows, width=max(lengths[row] for row in rows)) for rows in parts]
+
+
+def cut(
+    pieces: list[list[int]],
+    lengths: Sequence[int],
+    *,
+    found: TokenSpans | None,
+    max_tokens: int,
+    keep_groups: bool = False,
+) -> list[list[int]]:
+    """The rows of each micro-batch, from rows that belong together and the length of every row."""
     if found is not None and not keep_groups:
         pieces = [
             piece for rows in pieces for piece in _fitting(rows, found, max_tokens=max_tokens)
@@ -79,7 +93,7 @@ def micro_batches(
             width = max(lengths[row] for row in rest)
             used = len(rest) * width if found is None else _computed(rest, found)
             parts.append(rest)
-    return [_part(batch, rows, width=max(lengths[row] for row in rows)) for rows in parts]
+    return parts
 
 
 def _computed(rows: list[int], found: TokenSpans) -> int:

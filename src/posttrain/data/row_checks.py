@@ -43,7 +43,7 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
 def check_messages(messages: Any, *, where: str, calls: bool = False) -> tuple[dict[str, str], ...]:
     """A chat as role and content pairs; a ``ValueError`` where a message is not one.
 
-    With ``calls`` a message that calls tools may say nothing beside.
+    With ``calls`` a message that calls tools may say nothing beside, and a tool nothing at all.
     """
     if not isinstance(messages, list) or not messages:
         raise ValueError(
@@ -58,7 +58,8 @@ def check_messages(messages: Any, *, where: str, calls: bool = False) -> tuple[d
         if message.get("role") not in ROLES:
             role = shortly(message.get("role"))
             raise ValueError(f"{place}: the role must be one of {', '.join(ROLES)}, got {role}")
-        calls_alone = calls and message.get("tool_calls") and not message.get("content")
-        content = "" if calls_alone else check_text(message, "content", where=place)
+        silent = calls and (message.get("tool_calls") or message["role"] == "tool")
+        silent = silent and message.get("content") in (None, "")
+        content = "" if silent else check_text(message, "content", where=place)
         checked.append({"role": message["role"], "content": content})
     return tuple(checked)

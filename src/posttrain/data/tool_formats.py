@@ -152,7 +152,8 @@ def with_ids(messages: Sequence[Message], *, where: str) -> list[Message]:
 
 
 def _checked(call: Any, *, number: int, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+    # Some leave out what is around the name and the arguments.
+    function = call.get("function", "arguments" in call and call) if isinstance(call, dict) else 0
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", {}) if isinstance(function, dict) else None
     with contextlib.suppress(json.JSONDecodeError):

@@ -155,7 +155,7 @@ class Episodes:
         """What a method returns; it may take the job's limit."""
         running: list[Future[Any]] = []
 
-        def submit(function: Callable[..., Any], *given: Any, **more: Any) -> Future[Any]:
+        def submit(function: Callable[..., Any], /, *given: Any, **more: Any) -> Future[Any]:
             assert self._threads is not None, "asked for only where there are threads"
             running.append(self._threads.submit(function, *given, **more))
             return running[-1]

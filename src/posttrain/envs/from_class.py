@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain.envs.tool_calls import Call
 from posttrain.envs.tool_schemas import tool_schema
-from posttrain.envs.tool_turns import COUNTED, ToolTurns, called, is_async, run_now
+from posttrain.envs.tool_turns import COUNTED, ToolTurns, called, heard, is_async, make_plain
 from posttrain.protocols import Answer
 from posttrain.types import Prompt, Score, Turn, with_opening
 
@@ -38,7 +38,7 @@ class ClassEnv:
     * ``reset(**columns)`` gets the prompt's columns, and the prompt as ``prompt``; without
       ``**`` those that it names, a ``seed`` too. A text that it returns is read behind the prompt.
     * Public methods with type hints and docstrings are tools. A reply without a call ends the
-      episode, unless a method ``on_text(text)`` returns something to say to it; and so does the
+      episode, unless a method ``on_text(text)`` returns an answer that goes on; and so does the
       attribute ``until``, once it is true.
     * ``get_reward()`` or ``reward()`` is the score, with what the functions ``rewards`` return: TRL
       calls those with lists, of one episode here, and its ``environments``. A class without either
@@ -91,31 +91,16 @@ class ClassEnv:
         self._turns = ToolTurns(self.tools, tool_format=tool_format, chat=chat)
         self._chat = chat
 
-    def start(self, prompt: Prompt, *, seed: int = 0) -> Any:
-        """A new instance, reset."""
-        return run_now(self._start(prompt, seed))
-
     def opening(self, state: Played) -> str:
         """What ``reset`` has returned."""
         return state.opening
-
-    def reply(self, state: Played, turn: Turn) -> Any:
-        """The results of the calls in a turn; the end, where there are none."""
-        return run_now(self._reply(state, turn))
-
-    def score(self, state: Played) -> Any:
-        """What the episode is worth as it stands."""
-        return run_now(self._score(state))
-
-    def close(self, state: Played) -> Any:
-        """Let the instance give back what it holds."""
-        return run_now(self._close(state))
 
     def counts(self, state: Played) -> dict[str, int]:
         """How many calls there were, and what became of them."""
         return dict(state.counts)
 
-    async def _start(self, prompt: Prompt, seed: int) -> Played:
+    async def start(self, prompt: Prompt, *, seed: int = 0) -> Any:
+        """A new instance, reset."""
         state = Played(instance=self._factory(), prompt=prompt)
         reset = state.instance.reset
         row = {"prompt": list(prompt.messages) or prompt.text, **prompt.columns}
@@ -130,7 +115,8 @@ class ClassEnv:
         state.opening = opening or ""
         return state
 
-    async def _reply(self, state: Played, turn: Turn) -> Answer:
+    async def reply(self, state: Played, turn: Turn) -> Any:
+        """The results of the calls in a turn; the end, where there are none."""
         calls = self._turns.find(turn.text)
         state.tokens += turn.tokens
         state.messages.append(_assistant(turn.text, [c for c in calls if isinstance(c, Call)]))
@@ -151,8 +137,11 @@ class ClassEnv:
         answer = None if asked is None else await called(asked, text)
         if answer is None or (self._until and getattr(state.instance, self._until)):
             return await self._score(state)
-        state.messages.append({"role": "user", "content": answer})
-        return str(answer)
+        return heard(state.messages, answer, chat=self._chat)
+
+    async def score(self, state: Played) -> Any:
+        """What the episode is worth as it stands."""
+        return await self._score(state)
 
     async def _score(self, state: Played) -> float | Score | None:
         instance = state.instance
@@ -194,43 +183,29 @@ class ClassEnv:
             )
         return values[0]
 
-    async def _close(self, state: Played) -> None:
+    async def close(self, state: Played) -> Any:
+        """Let the instance give back what it holds."""
         close = getattr(state.instance, "close", None)
         if callable(close):
             await called(close)
 
 
-class AsyncClassEnv(ClassEnv):
-    """The same for a class with methods that are coroutines; the others run in threads."""
-
-    async def start(self, prompt: Prompt, *, seed: int = 0) -> Any:
-        """A new instance, reset."""
-        return await self._start(prompt, seed)
-
-    async def reply(self, state: Played, turn: Turn) -> Any:
-        """The results of the calls in a turn; the end, where there are none."""
-        return await self._reply(state, turn)
-
-    async def score(self, state: Played) -> Any:
-        """What the episode is worth as it stands."""
-        return await self._score(state)
-
-    async def close(self, state: Played) -> Any:
-        """Let the instance give back what it holds."""
-        return await self._close(state)
-
-
-def from_class(factory: Callable[[], Any], kind: type | None = None, **options: Any) -> ClassEnv:
+def from_class(factory: Callable[[], Any], kind: type | None = None, **options: Any) -> Any:
     """The environment of a class, or of a function that makes instances of the class ``kind``."""
     made = factory if isinstance(factory, type) else kind or type(factory())
     methods = [getattr(made, name, None) for name in (*tool_names(made), *NOT_TOOLS)]
-    waits = is_async([*methods, *options.get("rewards", ())])
-    return (AsyncClassEnv if waits else ClassEnv)(factory, made, **options)
+    env = ClassEnv(factory, made, **options)
+    if not is_async([*methods, *options.get("rewards", ())]):
+        make_plain(env, "start", "reply", "score", "close")
+    return env
 
 
 def tool_names(kind: type) -> list[str]:
     """The methods of a class that are tools: all public ones but those that have a meaning."""
-    found = inspect.getmembers(kind, predicate=inspect.isfunction)
+    found = [
+        *inspect.getmembers(kind, inspect.isfunction),
+        *inspect.getmembers(kind, inspect.ismethod),
+    ]
     return [name for name, _ in found if name not in NOT_TOOLS and not name.startswith("_")]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from posttrain.envs.tool_turns import finished, is_async, run_now
-from posttrain.protocols import Answer
-from posttrain.types import Observation, Prompt, Turn
+from posttrain.envs.tool_turns import finished, heard, is_async, make_plain
+from posttrain.types import Prompt, Turn
 
 
 @dataclass
@@ -24,7 +23,7 @@ class FunctionEnv:
     """Asks ``function(messages)`` after every turn of the policy.
 
     ``messages`` are the prompt's, and those of the assistant and the user since. It returns a
-    text, messages or an :class:`Observation` to go on, or a number, a ``Score`` or None to end.
+    text, messages or an ``Observation`` to go on, or a number, a ``Score`` or None to end.
     Without a ``chat`` text is read as it stands, so a line break belongs to it. Further positional
     parameters are columns of the prompt by name, or ``prompt`` or ``seed``.
 
@@ -42,10 +41,11 @@ class FunctionEnv:
         given = positional(function)
         self._wanted = given[1:]
         if not given or given[0].name != "messages":
+            inside = getattr(function, "func", function)  # of a partial
             raise ValueError(
-                f"environment {getattr(function, '__name__', function)!r}: the first parameter of "
-                "a function is called messages, the conversation so far; columns of the prompt "
-                "come behind it"
+                f"environment {getattr(inside, '__name__', inside)!r}: the first parameter of a "
+                "function is called messages, the conversation so far; columns of the prompt come "
+                "behind it"
             )
 
     def start(self, prompt: Prompt, *, seed: int = 0) -> Conversation:
@@ -65,44 +65,19 @@ class FunctionEnv:
         begun = prompt.messages or ({"role": "user", "content": prompt.text},)
         return Conversation(messages=list(begun), known=known)
 
-    def reply(self, state: Conversation, turn: Turn) -> Any:
+    async def reply(self, state: Conversation, turn: Turn) -> Any:
         """What the function returns, as the policy reads it."""
-        return run_now(self._reply(state, turn))
-
-    async def _reply(self, state: Conversation, turn: Turn) -> Answer:
         state.messages.append({"role": "assistant", "content": turn.text})
         answer = await finished(self._function(list(state.messages), **state.known))
-        if isinstance(answer, Observation):
-            return replace(answer, content=self._said(state, answer.content))
-        if isinstance(answer, str | list | tuple):
-            return self._said(state, answer)
-        result: Answer = answer
-        return result
-
-    def _said(self, state: Conversation, content: Any) -> Any:
-        """An answer that goes on, remembered; without a chat, messages become lines of text."""
-        if isinstance(content, str):
-            state.messages.append({"role": "user", "content": content})
-            return content
-        if not all(isinstance(message, Mapping) for message in content):
-            return content  # tokens
-        state.messages += content
-        if self._chat:
-            return content
-        return "\n" + "\n".join(message["content"] for message in content) + "\n"
+        return heard(state.messages, answer, chat=self._chat)
 
 
-class AsyncFunctionEnv(FunctionEnv):
-    """The same for a coroutine."""
-
-    async def reply(self, state: Conversation, turn: Turn) -> Any:
-        """What the coroutine returns, as the policy reads it."""
-        return await self._reply(state, turn)
-
-
-def from_function(function: Callable[..., Any], **options: Any) -> FunctionEnv:
+def from_function(function: Callable[..., Any], **options: Any) -> Any:
     """The environment of a function or coroutine: :class:`FunctionEnv`."""
-    return (AsyncFunctionEnv if is_async([function]) else FunctionEnv)(function, **options)
+    env = FunctionEnv(function, **options)
+    if not is_async([function]):
+        make_plain(env, "reply")
+    return env
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import numbers
 import traceback
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.protocols import Answer
-from posttrain.types import Observation, Score, ScoreState
+from posttrain.types import Observation, Score, ScoreState, as_number
 
 Plain = dict[str, Any]
 LONGEST = 2**20  # bytes of an answer as JSON
@@ -110,23 +111,27 @@ def _plain(answer: Any) -> Plain:
     if isinstance(answer, Failure):
         return {"failure": asdict(answer)}
     if isinstance(answer, Observation):
-        reward: Any = answer.reward
-        if isinstance(reward, list | tuple):
-            return {**_content(answer.content), "reward": [_number(each) for each in reward]}
-        return {**_content(answer.content), "reward": _number(reward)}
+        given: Any = answer.reward
+        number = functools.partial(as_number, mend="; an Observation's reward is one, or a list")
+        reward = [*map(number, given)] if isinstance(given, list | tuple) else number(given)
+        return {**_content(answer.content), "reward": reward}
     if isinstance(answer, str | list | tuple):
         return _content(answer)
     if isinstance(answer, Score):
-        parts = {str(name): _number(value) for name, value in answer.parts.items()}
-        tokens = [_number(each) for each in answer.token_rewards]
-        found = {"value": _number(answer.value), "parts": parts, "token_rewards": tokens}
+        parts = {str(name): as_number(value) for name, value in answer.parts.items()}
+        tokens = [as_number(each) for each in answer.token_rewards]
+        found = {"value": as_number(answer.value), "parts": parts, "token_rewards": tokens}
         whole = {each.name: getattr(answer, each.name) for each in fields(answer)}
         return {"score": {**whole, **found}}
-    return {"none": True} if answer is None else {"number": _number(answer)}
+    if answer is None:
+        return {"none": True}
+    kinds = "; return text, messages, tokens, a number, a Score or None"
+    return {"number": as_number(answer, mend=kinds)}
 
 
 def _content(said: Any) -> Plain:
     if isinstance(said, str) and said:
+        said.encode()  # half of a surrogate pair is an error
         return {"text": said}
     if not isinstance(said, list | tuple) or not said:
         raise ValueError("an empty reply; return None, or a score, to end the rollout")
@@ -136,15 +141,5 @@ def _content(said: Any) -> Plain:
         raise TypeError("a list of what is neither tokens nor messages")
     if not all(isinstance(each.get("content"), str) for each in said):
         raise ValueError("a message without text in its 'content'")
+    "".join(each["content"] for each in said).encode()
     return {"messages": [dict(each) for each in said]}
-
-
-def _number(value: Any) -> float:
-    if type(value) is float:  # what it mostly is, and asking an abstract class takes longer
-        return value
-    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        known = "return text, messages, tokens, a number, a Score or None"
-        raise TypeError(f"a {type(value).__name__}, not a number; {known}")
-    return float(value)

@@ -8,12 +8,15 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from posttrain.envs.tool_calls import FORMATS, Call, Malformed, Parsed
 from posttrain.envs.tool_schemas import Schema, wrong_arguments
 from posttrain.registry import did_you_mean, look_up
 from posttrain.sandbox import SandboxError
+from posttrain.types import Observation, Score
 
 COUNTED = ("tool_calls", "tool_errors", "wrong_calls", "malformed_calls")
 
@@ -100,6 +103,8 @@ def as_text(result: Any) -> str:
     """
     if isinstance(result, list) and result and all(_is_text_block(block) for block in result):
         return "\n".join(block["text"] for block in result)
+    if isinstance(result, Observation | Score):
+        raise TypeError("a tool returns what the model reads; the score is what reward() returns")
     if isinstance(result, dict | list | tuple):
         return json.dumps(result, ensure_ascii=False, default=str)
     return str(result)
@@ -109,12 +114,28 @@ def _is_text_block(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "text" and "text" in block
 
 
+def heard(messages: list[Mapping[str, Any]], said: Any, *, chat: bool) -> Any:
+    """What goes on, added to the messages; as it is read: without a chat, as lines of text.
+
+    >>> heard([], [{"role": "user", "content": "so?"}], chat=False)
+    '\\nso?\\n'
+    """
+    if isinstance(said, Observation):
+        return replace(said, content=heard(messages, said.content, chat=chat))
+    if isinstance(said, str):
+        messages.append({"role": "user", "content": said})
+    elif isinstance(said, list | tuple) and said and isinstance(said[0], Mapping):
+        messages += said
+        return said if chat else "\n" + "\n".join(each["content"] for each in said) + "\n"
+    return said
+
+
 async def finished(result: Any) -> Any:
     """A result, awaited where it is of a coroutine."""
     return await result if inspect.isawaitable(result) else result
 
 
-async def called(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+async def called(function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
     """What a function returns, or its coroutine; a function runs in a thread, where a loop has any.
 
     >>> run_now(called(max, 2, 3))
@@ -134,6 +155,16 @@ def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return end.value
     coroutine.close()
     raise TypeError("a function that is no 'async def' returned something to wait for")
+
+
+def make_plain(env: Any, *methods: str) -> None:
+    """Make coroutines of an environment in which nothing waits plain methods, for a thread."""
+    for name in methods:
+        setattr(env, name, partial(_now, getattr(env, name)))
+
+
+def _now(waits: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+    return run_now(waits(*given, **named))
 
 
 def is_async(functions: Sequence[Callable[..., Any] | Awaitable[Any] | None]) -> bool:

@@ -5,7 +5,7 @@ That time is counted bytes and operations at a share of what the device can do.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ class Device(NamedTuple):
     memory: float
     bytes_per_second: float
     flops_per_second: float
-    kind: str = "cuda"
+    kind: Literal["cuda", "cpu"] = "cuda"
     source: str = "data sheet"
 
 
@@ -65,7 +65,8 @@ def find_device(asked: str | None) -> Device:
     if name in GPUS:
         return GPUS[name]
     try:
-        memory = parse_size(asked)
+        if not (memory := parse_size(asked)):
+            raise ValueError(asked)
     except ValueError:
         raise ValueError(
             f"--gpu: {asked!r} is neither an amount of memory (8GB) nor a GPU that is known; "

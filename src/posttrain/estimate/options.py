@@ -32,11 +32,6 @@ class Option(NamedTuple):
         return ", ".join(f"{key} = {value_text(value)}" for key, value in self.keys.items())
 
 
-def fits(found: Footprint, work: Work, *, memory: float) -> bool:
-    """Whether a device with so much memory is enough, beside what its driver takes."""
-    return found.peak + (CONTEXT if work.device == "cuda" else 0) <= memory
-
-
 @dataclass(frozen=True)
 class Search:
     """What a recipe takes on a device with so much ``memory``, as it is and with other keys.
@@ -67,7 +62,7 @@ class Search:
     @cached_property
     def fit(self) -> bool:
         """Whether the device is enough for the recipe as it is."""
-        return fits(self.found, self.work, memory=self.memory)
+        return self._holds(self.found)
 
     def refusal(self, keys: Keys) -> str | None:
         """Why the recipe cannot have these keys, or not here; None: it can."""
@@ -127,8 +122,11 @@ class Search:
 
     def fits(self, options: Sequence[Keys]) -> bool:
         """Whether the device is enough with these options."""
-        found = self._footprint(self.merged(options))
-        return fits(found, self.work, memory=self.memory)
+        return self._holds(self._footprint(self.merged(options)))
+
+    def _holds(self, found: Footprint) -> bool:
+        """Whether the device has so much, beside what its driver takes."""
+        return found.peak + (CONTEXT if self.work.device == "cuda" else 0) <= self.memory
 
     def _footprint(self, keys: Keys) -> Footprint:
         work = self.ask(self.read(as_overrides(keys)), like=self.work)

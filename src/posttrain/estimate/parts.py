@@ -174,20 +174,16 @@ def _passes(work: Work) -> PassMemory:
     kept = (work.adapter, work.dtype, work.checkpointed)
     key = (*kept, work.compiled, work.compute, work.keys, work.device)
     if key not in work.traced:
-        work.traced[key] = _trace(work)
+        work.traced[key] = pass_memory(
+            functools.partial(_made, work),
+            work.config.get_text_config().num_hidden_layers,
+            compute=work.compute,
+            device=work.device,
+            keys=work.keys,
+            compiled=work.compiled and not work.checkpointed,  # else layers keep their inputs alone
+            cast_before=work.captured,
+        )
     return work.traced[key]
-
-
-def _trace(work: Work) -> PassMemory:
-    return pass_memory(
-        functools.partial(_made, work),
-        work.config.get_text_config().num_hidden_layers,
-        compute=work.compute,
-        device=work.device,
-        keys=work.keys,
-        compiled=work.compiled and not work.checkpointed,  # else layers keep their inputs alone
-        cast_before=work.captured,
-    )
 
 
 def _cache(work: Work, model: Any, *, free: float) -> tuple[int, float]:

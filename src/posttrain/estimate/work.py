@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -12,13 +12,13 @@ from posttrain.build.learners import make_reference
 from posttrain.build.sampler import SAME_PROCESS
 from posttrain.build.setup import choose_compile, choose_compute
 from posttrain.config import Resolved
-from posttrain.data.minibatch import micro_batches
+from posttrain.data.minibatch import cut
 from posttrain.learn.optim import Moments
 from posttrain.models.adapters import AdapterSettings
 from posttrain.models.frozen import Reference
 from posttrain.models.outline import find_config
 from posttrain.registry import split
-from posttrain.types import Batch
+from posttrain.types.batch import TokenSpans
 
 
 class MicroBatch(NamedTuple):
@@ -91,15 +91,14 @@ class Work:
 
     def fullest(self, max_tokens: int) -> MicroBatch:
         """The largest micro-batch of at most so many tokens, cut as a learner cuts its batches."""
-        prompts = -(-self.prompts // self.minibatches)
-        asked = torch.arange(prompts)[:, None].expand(-1, self.longest)
-        tokens = asked.repeat_interleave(self.group, 0)
-        mask = (torch.arange(self.longest) >= self.prompt_tokens).expand(tokens.shape)
-        weights = mask.float()
-        batch = Batch(tokens=tokens, mask=mask, attention=torch.ones_like(mask), weights=weights)
+        size = -(-self.prompts // self.minibatches) * self.group
+        groups = [list(range(at, at + self.group)) for at in range(0, size, self.group)]
+        owner = [rows[0] for rows in groups for _ in rows]
+        ends = [self.longest] * size
+        found = TokenSpans(first=[self.prompt_tokens] * size, end=ends, owner=owner)
         parts = []
-        for rows, _ in micro_batches(batch, max_tokens, share_prompts=True):
-            read = len(set((rows // self.group).tolist())) * self.prompt_tokens
+        for rows in cut(groups, ends, found=found, max_tokens=max_tokens):
+            read = len({owner[row] for row in rows}) * self.prompt_tokens
             read += len(rows) * (self.new_tokens - 1)  # no layer reads the last token
             parts.append(MicroBatch(read, len(rows) * self.new_tokens))
         return max(parts)
@@ -108,7 +107,7 @@ class Work:
 def work_of(
     recipe: Resolved,
     *,
-    device: str,
+    device: Literal["cuda", "cpu"],
     prompt_tokens: int,
     shape: Mapping[str, Any] | None = None,
     like: Work | None = None,
@@ -121,12 +120,11 @@ def work_of(
     engine, options = split(rl.engine or "native", kind="engine")
     elsewhere = recipe.cluster is not None and recipe.cluster.engines > 0
     teacher = recipe.teacher.model if recipe.teacher is not None else ""
-    kind = cast(Literal["cuda", "cpu"], device)
     return Work(
         config=like.config if like else find_config(model.name, options=model.options, shape=shape),
         dtype=model.dtype,
-        device=kind,
-        compute=choose_compute(model, device) if kind == "cuda" else torch.float32,
+        device=device,
+        compute=choose_compute(model, device) if device == "cuda" else torch.float32,
         compiled=choose_compile(recipe, device),
         prompts=rl.prompts_per_step,
         group=rl.group_size,

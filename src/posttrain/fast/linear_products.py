@@ -97,11 +97,11 @@ def linear(states: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Ten
     Shapes: [..., in], [out, in], [out] → [..., out].
     """
     if (
-        states.numel() * len(weight) < WORTHWHILE
+        torch.compiler.is_compiling()  # asked first: what is asked of shapes would be compiled in
+        or states.numel() * len(weight) < WORTHWHILE
         or not (_takes(states) and _takes(weight) and (bias is None or _takes(bias)))
         or states.shape[-1] != weight.shape[1]  # PyTorch says what is wrong with that
         or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()  # vmap, jacrev …: they know PyTorch's own
     ):
         return nn.functional.linear(states, weight, bias)

@@ -93,11 +93,17 @@ def pass_memory(
     kept in the type of the arithmetic, beside the passes.
     """
     given: dict[str, Any] = {"compute": compute, "keys": keys if device == "cuda" else None}
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        fewer, model = (make(count) for count in LAYERS)
-        first = _line([_traced(fewer, tokens, **given)[0] for tokens in TOKENS])
-        both = [_traced(model, tokens, backward=True, **given) for tokens in TOKENS]
-        asked = _traced(model, TOKENS[0], learns=False, **given)[1]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fewer, model = (make(count) for count in LAYERS)
+            first = _line([_traced(fewer, tokens, **given)[0] for tokens in TOKENS])
+            both = [_traced(model, tokens, backward=True, **given) for tokens in TOKENS]
+            asked = _traced(model, TOKENS[0], learns=False, **given)[1]
+    except NotImplementedError as error:
+        raise ValueError(
+            f"model: {error} is not counted, so what its passes take is not known; try a few steps "
+            "with run.gpu_memory set to what there is"
+        ) from error
     second = _line([now for now, _ in both])
     layer = second + first.times(-1)
     rest = first + layer.times(-LAYERS[0])

@@ -13,11 +13,15 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
+from types import MethodType, SimpleNamespace
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from posttrain.cpu_threads import single_threads
+from posttrain.models.head import HOOKS
 
 Share = TypeVar("Share")
 Result = TypeVar("Result")
@@ -25,7 +29,10 @@ Result = TypeVar("Result")
 LARGE = 2**17  # weights of a matrix, on average, from which threads share its products well
 MOST = 8  # threads of a large machine: with more of them the shares of a batch are small
 KNOWN = {"posttrain", "torch", "transformers", "functools"}  # packages whose code is as wanted here
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# What is attached to modules and weights, beside a forward of their own: copies lack some of it.
+ATTACHED = (*HOOKS, "_post_accumulate_grad_hooks", "_compiled_call_impl")
+# Attributes of modules that each replica has for itself; others are the same ones.
+COPIED = (nn.Module, PretrainedConfig, SimpleNamespace, MethodType, dict, list, tuple, set)
 
 
 class Replicas:
@@ -40,16 +47,18 @@ class Replicas:
         """Whether several threads may call this function on replicas of the model as it is now.
 
         One of a user's may keep a state or draw random numbers, in the order in which it is called;
-        so may a model with hooks, or one in training mode, which has dropout.
+        so may a model with hooks or a forward that was put in place of its class's, or one in
+        training mode, which has dropout. Autocast around the call would hold in this thread alone.
         """
-        parts = (*self.model.modules(), *self.model.parameters())
-        hooked = any(
-            getattr(part, name, None)
-            for part in parts
-            for name in (*HOOKS, "_post_accumulate_grad_hooks")
+        modules = list(self.model.modules())
+        parts = (*modules, *self.model.parameters())
+        unlike = (
+            any(getattr(part, name, None) for part in parts for name in ATTACHED),
+            any("forward" in vars(module) or module.training for module in modules),
+            nn.modules.module._has_any_global_hook(),
+            torch.is_autocast_enabled("cpu"),
         )
-        training = any(module.training for module in self.model.modules())
-        return not hooked and not training and is_known(function)
+        return not any(unlike) and is_known(function)
 
     def each(
         self, work: Callable[[nn.Module, Share], Result], shares: Sequence[Share]
@@ -83,9 +92,14 @@ class Replicas:
 def sharing_weights(model: nn.Module) -> nn.Module:
     """A copy of the model with the same weights and buffers, in the same memory.
 
-    Those that learn are parameters of its own, for their gradients; the others are the same ones.
+    Those that learn are parameters of its own, for their gradients; the others are the same ones,
+    and so is what a user has attached: a tokenizer, a lock, a tensor with its graph.
     """
-    known: dict[int, Any] = {id(kept): kept for kept in (*model.buffers(), *model.parameters())}
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    shared = (value for value in attributes if not isinstance(value, COPIED))
+    known: dict[int, Any] = {
+        id(kept): kept for kept in (*shared, *model.buffers(), *model.parameters())
+    }
     for weight in model.parameters():
         if weight.requires_grad:
             known[id(weight)] = nn.Parameter(weight.detach())
@@ -112,21 +126,18 @@ def is_known(function: Callable[..., Any]) -> bool:
     if isinstance(function, functools.partial):
         given = (function.func, *function.args, *function.keywords.values())
         return all(is_known(one) for one in given if callable(one))
-    module = getattr(function, "__module__", None) or type(function).__module__
-    return module.split(".")[0] in KNOWN
+    written = getattr(function, "__globals__", {})  # functools.wraps copies __module__
+    module = written.get("__name__") or getattr(function, "__module__", None)
+    return (module or type(function).__module__).split(".")[0] in KNOWN
 
 
-def takes_replicas(model: nn.Module) -> bool:
-    """Whether whole passes at the same time are faster: on a CPU, where matrices are small.
+def replicas_for(model: nn.Module, threads: int) -> int:
+    """How many replicas of a model learn at the same time, where there are so many threads.
 
-    Only of a model of transformers: another one may have what cannot be copied.
+    More than one on a CPU, where matrices are small, and only of a model of transformers: another
+    one may have what cannot be copied.
     """
     sizes = [weight.numel() for weight in model.parameters() if weight.ndim > 1]
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
     known = all(is_known(type(module)) for module in model.modules())
-    return on_cpu and known and sum(sizes) < LARGE * len(sizes)
-
-
-def replicas_for(model: nn.Module, threads: int) -> int:
-    """How many replicas of a model learn at the same time, where there are so many threads."""
-    return min(threads, MOST) if takes_replicas(model) else 1
+    return min(threads, MOST) if on_cpu and known and sum(sizes) < LARGE * len(sizes) else 1

@@ -27,7 +27,7 @@ from posttrain.fast.captured_pass import (
 from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.linear_products import quicken_linears
 from posttrain.fast.packed_states import shares_prompts, states_before
-from posttrain.fast.replicas import Replicas, replicas_for, takes_replicas
+from posttrain.fast.replicas import Replicas, replicas_for
 from posttrain.fast.token_scores import (
     Distribution,
     chunk_elements_for,
@@ -62,7 +62,6 @@ __all__ = [
     "score_tokens",
     "shares_prompts",
     "states_before",
-    "takes_replicas",
 ]
 Chunk = Callable[..., tuple[Tensor, ...]]
 

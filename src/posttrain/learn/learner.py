@@ -22,10 +22,10 @@ from posttrain.fast.score import (
     computing_in,
     pausing,
     replaying,
+    replicas_for,
     score_tokens,
     shares_prompts,
     states_before,
-    takes_replicas,
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learning_way import check_compared, check_room, learning_way
@@ -108,8 +108,9 @@ class LocalLearner:
         self._keep_groups = keep_groups
         self._captured: tuple[CapturedPasses, ...] = ()
         keep_freed(self.device)
-        alone = critic is None and teacher is None and ranks.size == 1 and takes_replicas(model)
-        self._replicas = Replicas(model, replicas) if replicas > 1 and alone else None
+        alone = critic is None and teacher is None and ranks.size == 1
+        several = replicas_for(model, replicas) > 1
+        self._replicas = Replicas(model, replicas) if alone and several else None
         if captured and self.device.type == "cuda" and self._sharding is None:
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._captured = captured_passes(*modules, compute=compute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,18 +87,19 @@ class Sums:
         if ranks.size == 1:
             return self
         own = self._diagnostics
-        tables = (self._parts, own.sums, own.maxima)
-        plain = [{name: float(value) for name, value in table.items()} for table in tables]
-        total = Sums(self._recorded)
+        exact: Any = {"dtype": torch.float64, "device": "cpu"}
+        tables = [
+            {name: torch.as_tensor(value, **exact) for name, value in table.items()}
+            for table in (self._parts, own.sums, own.maxima)
+        ]
+        total = self.alike()
         total._tokens = self._tokens
         for empty, loss, count, (parts, sums, maxima) in ranks.each(
-            (self.empty, float(self.loss), float(own.count), plain)
+            (self.empty, float(self.loss), own.count.cpu(), tables)
         ):
             one = Sums()
             one.empty, one.loss, one._parts = empty, loss, dict(parts)
-            one._diagnostics = Tally(
-                sums=_tensors(sums), maxima=_tensors(maxima), count=_tensor(count)
-            )
+            one._diagnostics = Tally(sums=sums, maxima=maxima, count=count)
             total.add(one)
         return total
 
@@ -144,11 +146,3 @@ def replicated(
 
     for found in replicas.each(one, [torch.tensor(rows) for rows in shared]):
         sums.add(found)
-
-
-def _tensor(number: float) -> Tensor:
-    return torch.tensor(number, dtype=torch.float64)
-
-
-def _tensors(numbers: dict[str, float]) -> dict[str, Tensor]:
-    return {name: _tensor(number) for name, number in numbers.items()}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _VERDICT = "_posttrain_logits_are_head_of_states"
 HALF = (torch.bfloat16, torch.float16)
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
@@ -83,10 +84,9 @@ def is_plain(head: nn.Module) -> bool:
     Another forward (an adapter, a quantised layer), a hook (a sharded layer) or a weight of another
     kind (a piece of it) must be called. A layer that only multiplies faster says ``is_plain``.
     """
-    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return (
         (type(head).forward is nn.Linear.forward or getattr(head, "is_plain", False) is True)
-        and not any(getattr(head, name) for name in hooks)
+        and not any(getattr(head, name) for name in HOOKS)
         and type(head.weight) in (nn.Parameter, Tensor)
     )
 

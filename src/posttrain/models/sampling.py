@@ -44,7 +44,8 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
     if top_p < 1.0:
         mass = _in_units(ranked)
         before = mass.cumsum(-1) - mass
-        count = (before < top_p * _UNITS).sum(-1, keepdim=True)  # the first has 0 before it
+        least = max(1, round(top_p * _UNITS))  # whole, as a fraction would be compared in float32
+        count = (before < least).sum(-1, keepdim=True)
     last = ranked.gather(-1, count - 1)
     above, equal = logits > last, logits == last
     left = count - above.sum(-1, keepdim=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.report.held_out import Change, HeldOut, held_out
-from posttrain.runs.files import read_json
-from posttrain.runs.first_evaluation import BEFORE_PROBLEMS
+from posttrain.runs.files import read_record
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.metrics_file import Record, merge_steps
+from posttrain.runs.resume import BEFORE_PROBLEMS
 from posttrain.track.diagnosis.history import WINDOW, series
 from posttrain.track.printable import counted
 from posttrain.track.shown import Ends, ends, over_steps
@@ -146,7 +146,8 @@ class RunFacts:
     def ways(self) -> dict[str, str]:
         """The fast paths that each stage that trains uses, in a line."""
         paths = {stage: self.run.stage(stage).ways for stage in TITLES}
-        return {name: str(read_json(path)["line"]) for name, path in paths.items() if path.exists()}
+        there = {stage: path for stage, path in paths.items() if path.exists()}
+        return {stage: str(read_record(path, "line")["line"]) for stage, path in there.items()}
 
     @cached_property
     def problems(self) -> list[Row]:
@@ -205,7 +206,10 @@ class RunFacts:
 
 def _lines(path: Path) -> list[Row]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
-    return [json.loads(line) for line in lines if line]
+    try:
+        return [dict(json.loads(line)) for line in lines if line]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: a line is no row of JSON ({error}); restore it") from error
 
 
 def _sample(before: Row, after: Row, *, checked: bool) -> Row:

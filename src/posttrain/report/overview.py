@@ -72,11 +72,12 @@ def find_runs(folder: str | Path = "runs") -> list[Path]:
     if (folder / "run.json").exists():
         inner = (mark.parent for mark in folder.glob("adapters/*/run.json"))
         return [folder, *sorted(inner, key=_counted)]
-    marks = (
-        mark for depth in range(1, DEPTH + 1) for mark in folder.glob("*/" * depth + "run.json")
-    )
-    shown = (mark.parent for mark in marks if mark.parent.name[0] != ".")
-    return sorted(shown, key=_counted)
+    depths = range(1, DEPTH + 1)
+    try:
+        marks = [mark for depth in depths for mark in folder.glob("*/" * depth + "run.json")]
+    except OSError as error:  # of a folder that changes while it is searched, like /proc
+        raise ValueError(f"{folder}: cannot be searched ({error}); name one of runs") from error
+    return sorted((m.parent for m in marks if m.parent.name[0] != "."), key=_counted)
 
 
 def _counted(path: Path) -> list[tuple[int, str]]:

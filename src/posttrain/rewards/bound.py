@@ -15,7 +15,7 @@ from typing import Any, Literal
 from posttrain.protocols import Reward, Scorer
 from posttrain.registry import check_options, look_up, options
 from posttrain.rewards import REWARDS
-from posttrain.types import Rollout, Score
+from posttrain.types import Rollout, Score, as_number
 
 Weight = float | Mapping[str, Any]
 Kind = Literal["single", "batched", "async", "scorer"]
@@ -183,13 +183,7 @@ def usable(value: Any) -> float:
 
     It must be finite, and no larger than ``LARGEST``.
     """
-    if type(value) is not float:  # what it mostly is, and asking an abstract class takes longer
-        if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-            value = value.item()
-        if not isinstance(value, numbers.Real):
-            kind = "None" if value is None else f"a {type(value).__name__}"
-            raise TypeError(f"{kind}, not a number; return a float")
-    number = float(value)
+    number = as_number(value, mend="; return a float")
     if not math.isfinite(number):
         raise ValueError(f"{value}, not a finite number")
     if abs(number) > LARGEST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -47,7 +48,9 @@ _SEVERAL = re.compile(
 )
 # Where a sentence states the answer: four hashes, "answer is", "answer =", "Answer:".
 _STATES = re.compile(
-    r"(?P<hashes>####)|\banswers?[*_]*\s?(?:(?:is|are|=)|(?P<colon>:))", re.IGNORECASE
+    r"(?P<hashes>####)|\banswers?[*_]*\s?"
+    r"(?:(?:is|are|=)(?: (?:thus|therefore|hence|then)\b)?|(?P<colon>:))",
+    re.IGNORECASE,
 )
 _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
 # A minus with a space is a sign only where the answer begins; at a line's start it marks a list.
@@ -56,6 +59,7 @@ _GOES_ON = re.compile(  # an equation after a number: 2 * 4 = 8, 2^3 = 8, 2³ = 
     r"[a-zA-Z%*_ !¹²³⁰⁴-⁹]{0,40}(?:[-+*/=%]|[)}]*\^|[)}]* ?=|\b(?:x|plus|minus|times|divided by))"
     r" ?[-$({\[]*[0-9]"
 )
+_REASON = re.compile(r", (?:as|since|because|which)\b.*", re.DOTALL)  # what follows an answer
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _ITEM = re.compile(r"[.):]\s*[^\W_]")
 _BULLET = re.compile(r"^[ \t]*[-−–‑] +(?=[0-9(])", re.MULTILINE)
@@ -189,10 +193,8 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_match(text: str) -> re.Match[str] | None:
-    last = None
-    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is what is wanted
-        pass
-    return last
+    last = deque(_NUMBER.finditer(text), maxlen=1)
+    return last[0] if last else None
 
 
 def _answer(text: str) -> str | None:
@@ -307,7 +309,7 @@ def _auto(text: str) -> str | None:
     said = [match.end() for match in _STATES.finditer(text) if not match["hashes"]]
     if said:
         sentence = _SENTENCE.match(text[said[-1] :].lstrip(" \n:*_`"))
-        found = _whole(sentence[0].rstrip(" *_`")) if sentence else None
+        found = _whole(_REASON.sub("", sentence[0]).rstrip(" *_`")) if sentence else None
     return found or _whole(text)
 
 

@@ -27,9 +27,8 @@ def exact_answer(
     if not isinstance(answer, str) or not answer.strip():
         raise ValueError(f"answer: expected text that is not empty, got {answer!r}")
     given = extract_answer(completion, extract)
-    if given is None:
-        return 0.0
-    return float(_normal(given, ignore_case) == _normal(answer, ignore_case))
+    same = given is not None and _normal(given, ignore_case) == _normal(answer, ignore_case)
+    return float(same)
 
 
 @declare(checks_answer=True)

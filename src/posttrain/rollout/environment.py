@@ -40,8 +40,9 @@ class Environment:
 
     ``render`` writes the prompts behind which the environment says something before the first turn.
     An episode is over after ``max_turns`` turns of the policy, and where its ``max_tokens`` leave
-    no room for another turn; 0 is no limit. ``longest`` is the policy's context. One that is
-    ``alone`` has no rewards beside it: what it does not score is broken.
+    no room for another turn; 0 is no limit. ``longest`` is the policy's context, ``vocabulary`` how
+    many tokens it knows. One that is ``alone`` has no rewards beside it: what it does not score is
+    broken.
     """
 
     pool: EnvPool
@@ -50,6 +51,7 @@ class Environment:
     max_turns: int = 0
     max_tokens: int = 0
     longest: int | None = None
+    vocabulary: int | None = None
     alone: bool = False
 
     def close(self) -> None:
@@ -298,6 +300,9 @@ class Conversations:
         if isinstance(answer, str):
             return Turn(tokens=tuple(self._env.encode(answer, to)), text=answer)
         if all(isinstance(each, int) for each in answer):
+            known = self._env.vocabulary or max(answer) + 1
+            if strange := [each for each in answer if not 0 <= each < known]:
+                raise ValueError(f"token {strange[0]}, and the policy knows 0 to {known - 1}")
             return Turn(tokens=tuple(answer), text="")
         text = "\n".join(message["content"] for message in answer)
         return Turn(tokens=tuple(self._env.encode(answer, to)), text=text)

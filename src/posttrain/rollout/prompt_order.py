@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from posttrain.types import Prompt, Rollout, draw_seed
+from posttrain.types import Prompt, Rollout, draw_seed, whole
 
 Passed = Callable[[Rollout], bool]
 
@@ -104,7 +104,7 @@ class Curriculum:
             raise ValueError("prompts: the training split is empty")
         self._prompts, self._seed, self._passed = prompts, seed, passed
         self._band, self._outside = (low, high), outside
-        asked = repr([(prompt.text, prompt.messages, prompt.columns) for prompt in prompts])
+        asked = repr([(prompt.text, prompt.messages, whole(prompt.columns)) for prompt in prompts])
         self._digest = hashlib.sha256(asked.encode(errors="replace")).hexdigest()[:16]
         self._history: list[tuple[int, float | None]] = []  # index and rate, in order
         self._taken: list[int] = []

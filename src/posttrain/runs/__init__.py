@@ -11,8 +11,8 @@ from posttrain.runs.files import (
     write_text,
 )
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.ledger import LEDGER, Ledger, read_ledger
-from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.ledger import Ledger
+from posttrain.runs.metrics_file import frame, merge_steps, read_metrics
 from posttrain.runs.rollouts import (
     SCHEMA,
     TOKENS,
@@ -43,7 +43,6 @@ __all__ = [
     "frame",
     "merge_steps",
     "read_metrics",
-    "to_columns",
     "SCHEMA",
     "TOKENS",
     "RolloutWriter",
@@ -55,9 +54,7 @@ __all__ = [
     "token_ages",
     "write_rollouts",
     "Filter",
-    "LEDGER",
     "Ledger",
-    "read_ledger",
     "rollout_writer",
     "Rollouts",
 ]

@@ -8,6 +8,7 @@ an error with the path and what to do (:mod:`posttrain.disk`), and leaves no suc
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.disk import sync, writing
+from posttrain.disk import NotWrittenError, sync, writing
 from posttrain.runs.drift import config_digest
 from posttrain.track.encoding import encode_json
 
@@ -25,6 +26,8 @@ SEAL = "sha256"
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A place to write a new version of the file ``path``; it takes effect when the block ends."""
+    if os.path.isdir(path):  # False of a name that is too long, too
+        raise NotWrittenError(errno.EISDIR, path)
     beside = _beside(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,6 +40,16 @@ def replacing(path: Path) -> Iterator[Path]:
                 beside.unlink()
             raise
         sync(path.parent)
+
+
+def check_writable(path: Path) -> None:
+    """Raise now what :func:`replacing` would raise later."""
+    if os.path.isdir(path):  # False of a name that is too long, too
+        raise NotWrittenError(errno.EISDIR, path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _beside(path).touch()
+        _beside(path).unlink()
 
 
 @contextlib.contextmanager
@@ -89,10 +102,26 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: is not JSON ({error}); restore it, or delete it") from error
 
 
+def read_record(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON file that holds a table with these keys, or say which one does not."""
+    found = read_json(path)
+    if not isinstance(found, dict) or not found.keys() >= {*keys}:
+        raise ValueError(f"{path}: is not as posttrain has written it; restore it, or delete it")
+    return found
+
+
 def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON file with the hash of its own content."""
     plain = {name: value for name, value in record.items() if name != SEAL}
     write_json(path, {**plain, SEAL: config_digest(plain)})
+
+
+def read_sealed(path: Path, *keys: str) -> dict[str, Any]:
+    """A JSON file that vouches for itself, unless it is of a version that wrote no hashes."""
+    record = read_record(path, *keys)
+    if SEAL in record or {"inputs", "manifest"} & record.keys():
+        check_seal(record, path)
+    return record
 
 
 def check_seal(record: Mapping[str, Any], path: Path) -> None:

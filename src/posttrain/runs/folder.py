@@ -27,6 +27,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -42,7 +43,15 @@ import pyarrow as pa
 from posttrain.model_paths import check_run
 from posttrain.runs.before import in_doubt
 from posttrain.runs.drift import differences
-from posttrain.runs.files import SEAL, check_seal, read_json, write_json, write_sealed, write_text
+from posttrain.runs.files import (
+    SEAL,
+    read_json,
+    read_record,
+    read_sealed,
+    write_json,
+    write_sealed,
+    write_text,
+)
 from posttrain.runs.manifest import write_manifest
 from posttrain.runs.metrics_file import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
@@ -124,7 +133,7 @@ class StageFolder:
     @property
     def _rewards(self) -> dict[str, Any]:
         path = self.path / REWARDS
-        return dict(read_json(path)) if path.exists() else {}
+        return read_record(path) if path.exists() else {}
 
     def frame(self) -> pa.Table:
         """What was logged, one row for each step; ``.to_pandas()`` where pandas is installed."""
@@ -147,23 +156,18 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        path: str | Path,
-        *,
-        config: Mapping[str, Any],
-        recipe: str | None = None,
-        ignore: Sequence[str] = ("run.folder", "code"),
+        cls, path: str | Path, *, config: Mapping[str, Any], recipe: str | None = None
     ) -> RunFolder:
         """Make the folder of a run, or take up the one that is there.
 
-        Refused: a folder that is not a run's, and one with a finished run of another config, but
-        for what ``ignore`` names. In a run that is not finished the config may change.
+        Refused: a folder that is not a run's, and one with a finished run of another config; of
+        another name it may be, and of other code. In one that is not finished all may change.
         """
         path, run = Path(path), cls.marked(path)
         if not (path / "config.json").exists():  # finished or not, it may be of another config
             (path / "summary.json").unlink(missing_ok=True)
         if run.finished:
-            changes = differences(run.config, config, ignore=ignore)
+            changes = differences(run.config, config, ignore=("run.folder", "code"))
             if changes:
                 asked = [_LONGER.fullmatch(change) for change in changes]
                 longer = all(found and int(found[2]) < int(found[3]) for found in asked)
@@ -194,7 +198,12 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config."""
-        config = _sealed(self.path / "config.json")
+        path = self.path / "config.json"
+        if not path.exists():
+            why = "because it was ended before it began, or someone has removed it"
+            again = "start it again: posttrain run RECIPE"
+            raise ValueError(f"{self.path}: has no config.json, {why}; {again}")
+        config = read_sealed(path)
         return {name: value for name, value in config.items() if name != SEAL}
 
     @property
@@ -215,7 +224,7 @@ class RunFolder:
     @property
     def summary(self) -> dict[str, Any] | None:
         """What came out of it, or None before the end."""
-        return dict(read_json(self.path / "summary.json")) if self.finished else None
+        return read_record(self.path / "summary.json") if self.finished else None
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -297,7 +306,8 @@ class RunFolder:
         if all(entry.name.startswith(".") for entry in folder.path.iterdir()):
             shutil.rmtree(folder.path)  # all it has is what a killed process began to write
             return None
-        previous = _free_name(self.path, stage)
+        names = (f"{stage}.old-{number}" for number in itertools.count(1))
+        previous = next(self.path / name for name in names if not (self.path / name).exists())
         os.replace(folder.path, previous)
         return previous
 
@@ -309,7 +319,7 @@ class RunFolder:
     def begun(self, stage: str) -> dict[str, Any] | None:
         """What :meth:`mark` noted, or None."""
         path = self.stage(stage).path / BEGUN
-        return _sealed(path) if path.exists() else None
+        return read_sealed(path, "digest") if path.exists() else None
 
     def finish(
         self,
@@ -343,20 +353,12 @@ class RunFolder:
     def stage_record(self, stage: str) -> dict[str, Any] | None:
         """What :meth:`finish` wrote, or None where the stage is not finished."""
         path = self.stage(stage).path / DONE
-        return _sealed(path) if path.exists() else None
+        return read_sealed(path, "digest", "position") if path.exists() else None
 
     def stage_done(self, stage: str, digest: str) -> bool:
         """Whether the stage is finished under this very config."""
         record = self.stage_record(stage)
         return record is not None and record["digest"] == digest
-
-
-def _sealed(path: Path) -> dict[str, Any]:
-    """A JSON file that vouches for itself, unless it is of a version that wrote no hashes."""
-    record = dict(read_json(path))
-    if SEAL in record or {"inputs", "manifest"} & record.keys():
-        check_seal(record, path)
-    return record
 
 
 def make_writable(path: Path) -> None:
@@ -378,13 +380,6 @@ def make_writable(path: Path) -> None:
             f"{path}: cannot be written ({error.strerror}); choose another run folder, "
             "or change its permissions"
         ) from error
-
-
-def _free_name(folder: Path, stage: str) -> Path:
-    number = 1
-    while (folder / f"{stage}.old-{number}").exists():
-        number += 1
-    return folder / f"{stage}.old-{number}"
 
 
 def _some(items: Sequence[str]) -> str:

@@ -130,6 +130,7 @@ class Keeper:
         self._guard: SkipCounter | None = None
         self._seconds = seconds
         self._pace = Pace(60.0 * save_minutes, clock=clock)
+        self._in_doubt = self._runs()  # they may hold what they held before, until a step is done
 
     @property
     def step(self) -> int:
@@ -151,7 +152,7 @@ class Keeper:
 
     def stepping(self) -> AbstractContextManager[None]:
         """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`."""
-        for run in self._runs():
+        for run in self._in_doubt:
             forget_nothing(run)
         self._pace.start()
         return self._interrupts.stepping()
@@ -178,8 +179,8 @@ class Keeper:
         run is asked to stop; ``must`` saves in any case. ``more`` writes what the stage keeps
         beside the learner, and returns the numbers of it. What the run takes the place of goes.
         """
-        for run in self._runs():
-            forget_before(run)
+        while self._in_doubt:
+            forget_before(self._in_doubt.pop())
         due = self._pace.due if every is None else bool(every) and step % every == 0
         wanted = self._pace.on if every is None else bool(every)
         if due or (last and wanted) or must or self._interrupts.asked:

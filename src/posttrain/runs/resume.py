@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from posttrain.disk import MovedError, NotWrittenError
 from posttrain.registry import did_you_mean
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
 from posttrain.runs.drift import FILES, config_digest, differences, is_within, settings
-from posttrain.runs.files import read_json, write_json, write_sealed
+from posttrain.runs.files import SEAL, read_json, read_sealed, write_json, write_sealed
 from posttrain.runs.folder import BEGUN, DONE, RunFolder, StageFolder
 from posttrain.runs.interrupts import Stopped
 from posttrain.track.printable import command_line
@@ -26,6 +27,8 @@ FREE = ("run.folder", "run.trace", *(f"cluster.{key}" for key in _OF_CLUSTER))
 # What a stage is given more of to be prolonged: the steps before stay as they were.
 PROLONGED = {**dict.fromkeys(("sft", "reward", "dpo"), ("steps", "epochs")), "rl": ("steps",)}
 Say = Callable[[str], None]
+BEFORE, BEFORE_PROBLEMS = "before.json", "before.jsonl"  # what a stage begins with, evaluated
+_PROBLEMS = "problems_sha256"
 
 
 def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[str]) -> list[str]:
@@ -202,8 +205,7 @@ def start_stage(
 
 def _say_where(stage: str, moved: Path | None, *, say: Say) -> None:
     if moved is not None:
-        told = f"{stage}: starts anew; what it had left is in {moved}"
-        say(told)
+        say(f"{stage}: starts anew; what it had left is in {moved}")
 
 
 def how_to_continue(folder: RunFolder) -> str:
@@ -255,3 +257,28 @@ def _table(change: str) -> str:
     key = _key(change)
     table = key.partition(".")[0]
     return table if table in BESIDE_RECIPE else key
+
+
+def write_before(stage: StageFolder, found: Mapping[str, Any]) -> None:
+    """Keep what the evaluation before a stage found; its problems are written already."""
+    write_sealed(stage.path / BEFORE, {**found, _PROBLEMS: _problems_digest(stage)})
+
+
+def read_before(stage: StageFolder) -> dict[str, Any] | None:
+    """What :func:`write_before` kept, or None; an error where that or the problems have changed."""
+    path = stage.path / BEFORE
+    if not path.exists():
+        return None
+    found = read_sealed(path, _PROBLEMS, SEAL)
+    if found.pop(_PROBLEMS) != _problems_digest(stage):
+        raise ValueError(
+            f"{stage.path / BEFORE_PROBLEMS}: has changed since it was written, or is gone; put it "
+            f"back as it was, or remove {path}: a run that is resumed evaluates again"
+        )
+    del found[SEAL]
+    return found
+
+
+def _problems_digest(stage: StageFolder) -> str:
+    path = stage.path / BEFORE_PROBLEMS
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()

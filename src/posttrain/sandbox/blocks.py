@@ -77,12 +77,18 @@ def _blocks(text: str) -> list[CodeBlock]:
             if match:
                 indent, fence, label = match[1], match[2], match[3].lower()
                 lines = []
-        elif match and match[2].startswith(fence) and not match[3] and not match[4].strip():
+        elif match and _closes(match, fence, indent=indent):
             found += _block(lines, label)
             fence = ""
         else:
             lines.append(line.removeprefix(indent))
     return [*found, *_block(lines, label)] if fence else found
+
+
+def _closes(match: re.Match[str], fence: str, *, indent: str) -> bool:
+    """Whether a fence ends the block: one that stands four columns further in is part of it."""
+    bare = not match[3] and not match[4].strip()
+    return bare and match[2].startswith(fence) and len(match[1]) < len(indent) + 4
 
 
 def _block(lines: list[str], label: str) -> list[CodeBlock]:

@@ -57,8 +57,9 @@ class Examiner:
         self.blameless = True  # no call yet: until the first one, an error is the tests' own
         self.num_asked = 0
         self.num_asserted = 0
+        self.skipped_over = False  # a case asked the solution, and reached none of its assertions
         self.failed = False
-        self.missing = ""  # a name that the tests use and the solution does not define
+        self.missing = ""  # a name that the solution does not define, or how its process ended
         self.stop_early = True
         self.classes: frozenset[str] = frozenset()  # classes whose objects are under test
         self.stand_ins: dict[int, Remote] = {}
@@ -71,15 +72,19 @@ class Examiner:
         """Send a request to the solution; raise here what it raised there."""
         self.blameless = False
         self.num_asked += 1
+        ended = ""
         try:
             self.line.send(request)
             reply = self.line.receive()
         except EOFError as error:
             # The solution may still be writing an answer, which must not be read as the next one.
             self.line.source.close()
-            raise RuntimeError(f"the solution's process: {error}") from None
+            ended = f"the solution's process: {error}"
         except (OSError, ValueError) as error:
-            raise RuntimeError(f"the solution's process ended ({error})") from None
+            ended = f"the solution's process ended ({error})"
+        if ended:
+            self.missing = ended
+            raise NotDefinedError(ended)
         if "printed" in reply:
             sys.stdout.write(str(reply["printed"]))
         if "raised" in reply:
@@ -122,8 +127,8 @@ class Examiner:
         except NotPlainError as error:
             raise BrokenTestsError(
                 f"a test passes something other than plain data to the solution: {error}. Numbers, "
-                "strings, bytes, None, lists, tuples, dicts, sets, dates, fractions, decimals and "
-                "objects of the solution's own can be passed"
+                "strings, bytes, None, lists, tuples, dicts, sets, dates, fractions, decimals, "
+                "built-in functions and objects of the solution's own can be passed"
             ) from None
 
     def handle(self, value: Any) -> dict[str, Any]:
@@ -134,6 +139,9 @@ class Examiner:
             return {"handle": {"number": self.others[id(value)][1]}}
         if isinstance(value, Absent):
             value()
+        name = str(getattr(value, "__name__", ""))
+        if getattr(builtins, name, None) is value:  # len, str
+            return {"handle": {"builtin": name}}
         if isinstance(value, Iterator):
             return {"iterator": [encode(item, self.handle) for item in islice(value, MAX_ITEMS)]}
         raise NotPlainError(f"a {type(value).__name__}")
@@ -214,6 +222,8 @@ class Examiner:
             value: Any = self.awaited(number)
         else:
             value = self.exception(list(map(str, content["raises"])))
+            if issubclass(AssertionError, value):
+                raise TypeError(f"{value.__name__} would catch what the tests themselves raise")
         self.others[id(value)] = value, number
         return value
 
@@ -242,7 +252,7 @@ class Examiner:
         try:
             self.ask({"do": "load", "text": task["solution"]})
             self.name(module, task["names"])
-        except Exception as error:  # noqa: BLE001 - a solution that does not load is wrong
+        except (Exception, NotDefinedError) as error:  # noqa: BLE001 - it does not load: wrong
             self.case(NO_CASE, error)
             return
         sys.modules[module.__name__] = module
@@ -261,11 +271,12 @@ class Examiner:
 
     def name(self, module: types.ModuleType, names: list[str]) -> None:
         """Give the tests what they want of the solution, by name."""
-        found = dict(self.ask({"do": "names", "names": names})["names"])
+        held = self.ask({"do": "names", "names": names})["names"]
+        found = {name: self.value(value) for name, value in held}
         self.num_asked = 0
         self.blameless = True
         for name in names:
-            value = self.value(found[name]) if name in found else Absent(self, name)
+            value = found.get(name, Absent(self, name))
             setattr(module, name, value)
             if type(value) is Remote and name in self.classes:
                 self.makes_objects.add(value.__number__)
@@ -282,22 +293,27 @@ class Examiner:
             return
         if not self.num_asked:
             raise BrokenTestsError("the tests never call the solution")
-        if not self.num_asserted:
+        if self.skipped_over and not self.num_asserted:
+            self.case(NO_CASE, AssertionError("what it gave let no assertion be reached"))
+        elif not self.num_asserted:
             raise BrokenTestsError("the tests execute no assertion")
 
 
 class Case:
     """``with __case__(number):`` around a statement of the tests reports how it ended."""
 
-    def __init__(self, examiner: Examiner, number: int) -> None:
+    def __init__(self, examiner: Examiner, number: int, *, asserts: bool = True) -> None:
         self.examiner = examiner
         self.number = number
+        self.asserts = asserts  # whether the statement holds an assertion
 
     def __enter__(self) -> None:
-        self.before = self.examiner.num_asserted
+        self.before = self.examiner.num_asserted, self.examiner.num_asked
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        asserted = self.examiner.num_asserted > self.before
+        asserted = self.examiner.num_asserted > self.before[0]
+        asked = self.examiner.num_asked > self.before[1]
+        self.examiner.skipped_over |= self.asserts and asked and not asserted and error is None
         if isinstance(error, SkippedError) or (error is None and not asserted):
             return True  # no assertion ran, so the case has not passed
         if error is not None and not isinstance(error, Exception | NotDefinedError):

@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from posttrain.sandbox.examiner import Examiner
 
 ORDERINGS = ("lt", "le", "gt", "ge")
+# What only objects under test are asked, and the type that the answer must have.
+QUESTIONS = {"len": int, "contains": bool, "int": int, "float": float} | dict.fromkeys(
+    ("getitem", "setitem", "delitem", "reversed")
+)
+UNARY = ("neg", "pos", "abs", "invert")
 # Operators by their names in the module operator.
 OPERATORS = (
     "add",
@@ -26,7 +31,7 @@ OPERATORS = (
 
 
 class NotDefinedError(BaseException):
-    """The solution lacks what the tests call: no ``except Exception`` may swallow that."""
+    """The solution lacks what the tests call, or has ended: no ``except Exception`` swallows it."""
 
 
 class Remote:
@@ -87,43 +92,29 @@ class Remote:
             return False
         return self.__examiner__.operate("issubclass", kind, self, gives=bool)
 
-    def __len__(self) -> int:
-        return self.__examiner__.question("len", self, gives=int)
-
     def __bool__(self) -> bool:
         if not self.__examiner__.is_under_test(self):
             raise TypeError("the solution's object is neither true nor false; return True or False")
         return self.__examiner__.question("bool", self, gives=bool)
 
-    def __contains__(self, item: Any) -> bool:
-        return self.__examiner__.question("contains", self, item, gives=bool)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.__examiner__.question("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.__examiner__.question("setitem", self, key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self.__examiner__.question("delitem", self, key)
-
-    def __reversed__(self) -> Any:
-        return self.__examiner__.question("reversed", self)
-
     def __enter__(self) -> Any:
-        return self.__examiner__.question("__enter__", self)
+        return self.__examiner__.operate("__enter__", self)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.__examiner__.question("__exit__", self, None, None, None)
+        self.__examiner__.operate("__exit__", self, None, None, None)
 
-    def __neg__(self) -> Any:
-        return self.__examiner__.combine("neg", self)
+
+def _define_question(name: str, gives: type | None) -> None:
+    def method(self: Remote, *given: Any) -> Any:
+        return self.__examiner__.question(name, self, *given, gives=gives)
+
+    setattr(Remote, f"__{name}__", method)
 
 
 def _define(special: str, name: str, *, turned: bool = False) -> None:
-    def method(self: Remote, other: Any) -> Any:
-        values = (other, self) if turned else (self, other)
-        if name in ORDERINGS and type(other) is not Remote:
+    def method(self: Remote, *others: Any) -> Any:
+        values = (*others, self) if turned else (self, *others)
+        if name in ORDERINGS and type(others[0]) is not Remote:
             return NotImplemented
         if name in ORDERINGS:
             return self.__examiner__.operate(name, *values, gives=bool)
@@ -132,7 +123,9 @@ def _define(special: str, name: str, *, turned: bool = False) -> None:
     setattr(Remote, f"__{special}__", method)
 
 
-for _name in ORDERINGS:
+for _name, _gives in QUESTIONS.items():
+    _define_question(_name, _gives)
+for _name in (*ORDERINGS, *UNARY):
     _define(_name, _name)
 for _name in OPERATORS:
     _define(_name.strip("_"), _name)

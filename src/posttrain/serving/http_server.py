@@ -108,14 +108,13 @@ async def _body(request: Request) -> Any:
 
 async def _next(events: asyncio.Queue[Event], request: Request) -> Event:
     """The next event, an error raised; ``ConnectionError`` where nobody waits any more."""
-    while True:
+    while not await request.is_disconnected():  # looked at with every event, and between them
         with contextlib.suppress(TimeoutError):
             event = await asyncio.wait_for(events.get(), LOOK)
             if event.error is not None:
                 raise event.error
             return event
-        if await request.is_disconnected():
-            raise ConnectionError("the client has gone")
+    raise ConnectionError("the client has gone")
 
 
 async def _chunks(

@@ -16,7 +16,7 @@ from posttrain.protocols import Tracker
 from posttrain.registry import dotted
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, StageFolder
-from posttrain.runs.first_evaluation import read_before
+from posttrain.runs.resume import read_before
 from posttrain.track import Several, Telling
 from posttrain.track.diagnosis import FILE_NAME, Background, Diagnosing
 

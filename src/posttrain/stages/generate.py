@@ -26,8 +26,6 @@ from posttrain.rollout.play import UNSCORED, Ask, Place, Show, TypedEnv, Watched
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
 from posttrain.stages.loaded.loaded_policy import (
-    Asked,
-    LoadedPolicy,
     longest_answer,
     stop_strings,
     stopping,
@@ -35,30 +33,7 @@ from posttrain.stages.loaded.loaded_policy import (
 from posttrain.track.progress import showing
 from posttrain.types import Prompt, Rollout, Sampling
 
-__all__ = [
-    "Asked",
-    "LoadedPolicy",
-    "Player",
-    "generate_from",
-    "is_broken",
-    "open_player",
-    "stopping",
-]
 TYPED = "posttrain.rollout.play:one_prompt"  # the task of a prompt that was typed
-
-
-def generate_from(
-    source: Source,
-    prompt: Any,
-    *,
-    overrides: Sequence[str] = (),
-    chat: bool | str | None,
-    stop: Sequence[str] | None = None,
-    **drawing: Any,
-) -> list[Rollout]:
-    """What a model answers, with overrides as on the command line: a policy for this one call."""
-    with LoadedPolicy(source, chat=chat, stop=stop, overrides=overrides) as policy:
-        return policy.generate(prompt, **drawing)
 
 
 @dataclass(frozen=True, kw_only=True)

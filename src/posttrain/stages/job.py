@@ -62,7 +62,7 @@ class Job:
         self._started, self._seconds_before = time.monotonic(), 0.0
         self._digests = stage_digests(folder.config, recipe.stages)
         self._finished = Finished(folder)
-        self._dropped: set[str] = set()  # trackers that raised
+        self._trackers: dict[str, bool] = {}  # by name, whether it is still used
         self._replicas = 1  # until the threads are settled
         self._stopped: dict[str, Any] = {}  # by a callback, the stage under way
         self._cluster = connect(recipe, folder.path, say=self.say)
@@ -225,6 +225,6 @@ class Job:
             specs=specs,
             beside=beside if total_steps else (),
             background=background,
-            dropped=self._dropped,
+            used=self._trackers,
             callbacks=self._supplied.get("callbacks", ()),
         )

@@ -22,7 +22,7 @@ from posttrain.runs import TOKENS, RolloutWriter, StageFolder, sequence_advantag
 from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.runs.token_numbers import token_table, write_tokens
 from posttrain.stages.diagnosis import Background, Diagnosing, diagnosed
-from posttrain.track import ALWAYS, TRACKERS, Dropped, Several, Stage, Telling
+from posttrain.track import ALWAYS, TRACKERS, Dropped, Several, Stage, Telling, leave_out
 from posttrain.track.sample_table import log_samples, sample_rows
 
 EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
@@ -63,23 +63,17 @@ def tracked(
     *,
     specs: Sequence[Spec],
     background: Background | None,
-    dropped: set[str],
+    used: dict[str, bool],
     beside: Sequence[Tracker] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[OpenStage]:
     """Open the trackers of a stage, ``beside`` those that are there; they are closed behind it.
 
     With a background, what they are told is diagnosed too. One that raises is left out from there
-    on, and by later stages: its name is put into ``dropped``. What every run has may not fail.
+    on, and by later stages; one that cannot be made, where an earlier stage had it. ``used`` says
+    of each by its name whether it still is. What every run has may not fail.
     """
-    trackers: list[Tracker] = []
-    for spec in specs:
-        name, _ = split(spec, kind="run.trackers")
-        if name not in dropped:
-            made = resolve(spec, TRACKERS, kind="run.trackers")(stage)
-            keep = name in ALWAYS
-            trackers.append(made if keep else Dropped(made, name=name, drop=dropped.add))
-    trackers += beside
+    trackers = [*(made for spec in specs if (made := _made(spec, stage, used=used))), *beside]
     for seen in trackers:
         if isinstance(seen, Telling):
             keeper.warn, keeper.info = seen.note, seen.say
@@ -101,6 +95,24 @@ def tracked(
             tracker.finish()
     finally:
         tracker.close()
+
+
+def _made(spec: Spec, stage: Stage, *, used: dict[str, bool]) -> Tracker | None:
+    """The tracker of a stage; None where it has raised, now or before."""
+    name, _ = split(spec, kind="run.trackers")
+    if not used.get(name, True):
+        return None
+    try:
+        made: Tracker = resolve(spec, TRACKERS, kind="run.trackers")(stage)
+    except Exception as error:
+        if name not in used:  # whoever began the run is there to mend it
+            raise
+        leave_out(name, error, when=f"as {stage.name} began", used=used)
+        return None
+    if name in ALWAYS:
+        return made
+    used[name] = True
+    return Dropped(made, name=name, used=used)
 
 
 def keep_rollouts(stage: OpenStage, taken: Step, *, writer: RolloutWriter, tokenizer: Any) -> None:

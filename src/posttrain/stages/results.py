@@ -16,6 +16,7 @@ from posttrain.report.facts import TRAINED, number_or_none
 from posttrain.runs import Rollouts, RunFolder, read_rollouts
 from posttrain.stages.advice import next_steps
 from posttrain.stages.whole.publish import push
+from posttrain.track.printable import printable
 from posttrain.track.progress import phase
 from posttrain.types.text import html_table, shortened
 
@@ -120,7 +121,7 @@ def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: 
     run, facts, seed = Run(folder), RunFacts(folder), recipe.run.seed
     stage = next((name for name in TRAINED if name in folder.stages), None)
     if stage is not None:
-        run.plot(stage=stage)
+        _draw_curves(run, stage=stage, console=console)
     samples, drawn = facts.draw_samples(seed)
     folder.write_samples(samples)
     if "rl" in folder.stages:
@@ -135,3 +136,13 @@ def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: 
     told = render_summary(facts, next_steps=next_steps(facts, recipe))
     console.print(told, crop=False)
     return run
+
+
+def _draw_curves(run: Run, *, stage: str, console: Console) -> None:
+    """The picture of the curves; without it, what was trained is no less finished."""
+    try:
+        run.plot(stage=stage)
+    except OSError:
+        raise  # a full disk: the summary could not be written either
+    except Exception as error:  # noqa: BLE001 - whatever the drawing library raises
+        console.print(f"The curves could not be drawn: {printable(repr(error))}", markup=False)

@@ -11,8 +11,7 @@ from typing import Any
 from posttrain.build.setup import Setup
 from posttrain.check import before_rl
 from posttrain.distributed.timelines.timeline import timeline
-from posttrain.runs.first_evaluation import BEFORE_PROBLEMS, read_before, write_before
-from posttrain.runs.resume import check_steps
+from posttrain.runs.resume import BEFORE_PROBLEMS, check_steps, read_before, write_before
 from posttrain.stages.diagnosis import held_out, make_background
 from posttrain.stages.evaluation import asked, evaluate_into
 from posttrain.stages.job import Job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from posttrain.build.algorithm import make_audit, make_plan
 from posttrain.build.cluster import stage_learner
@@ -35,7 +36,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         sync = engine.sync(learner)
         plan = replace(make_plan(section), recorded_tokens=recipe.run.token_numbers)
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
-        ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))
+        ways = Ways(keeper, partial(declared, setup, learner, longest=longest, engine=engine))
         replies = None if setup.env is None else kept_replies(keeper, stage.folder.path)
         seen_by = seen.setup(setup), seen.engine(engine)
         source = make_source(*seen_by, prompts=prompts, replies=replies)
@@ -69,7 +70,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 audit=make_audit(recipe, section, plan=plan, device=setup.device),
                 seconds=clock.seconds,
                 ways=ways,
-                done=lambda step: drop_replies(replies, step, stage=stage.folder),
+                done=partial(drop_replies, replies, stage=stage.folder),
             )
             if section.evaluate_every and not keeper.step:
                 stage.tracker.log(0, watch.evaluate())

@@ -59,6 +59,9 @@ def make_task(spec: Spec) -> Task:
         key: value for key, value in full_spec(spec).items() if key not in ("accuracy", "env")
     }
     task: Task = resolve(options, TASKS, kind="task")()
+    if not (hasattr(task, "prompts") and hasattr(task, "rewards")):
+        told = "which has no prompts(split) and rewards; docs/tasks.md shows a task"
+        raise ValueError(f"task {options['name']!r}: gave {task!r}, {told}")
     if isinstance(spec, str) or spec.get("env") is None:
         check_told_apart(task)
     return task

@@ -10,7 +10,7 @@ from typing import Any
 
 from posttrain.protocols import Split
 from posttrain.registry import Spec
-from posttrain.types import Prompt
+from posttrain.types import Prompt, columns_text
 
 
 @dataclass(kw_only=True)
@@ -97,7 +97,7 @@ def episode(prompt: Prompt) -> str:
     >>> identity(one) == identity(other), episode(one) == episode(other)
     (True, False)
     """
-    return f"{identity(prompt)} {sorted(prompt.columns.items())!r}"
+    return f"{identity(prompt)} {columns_text(prompt)}"
 
 
 def check_told_apart(task: object) -> None:

@@ -13,7 +13,7 @@ from posttrain.track.console import ConsoleTracker
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.track.printable import printable
 from posttrain.track.progress import phase, teller
-from posttrain.track.several import Dropped, Several
+from posttrain.track.several import Dropped, Several, leave_out
 from posttrain.track.stage import Stage, Telling
 from posttrain.track.tensorboard import TensorBoardTracker
 from posttrain.track.wandb import WandbTracker
@@ -35,6 +35,7 @@ __all__ = [
     "Stage",
     "TRACKERS",
     "Telling",
+    "leave_out",
     "phase",
     "printable",
     "teller",

@@ -152,9 +152,8 @@ class ConsoleTracker:
         left = self._pace.seconds_left()
         row = Table.grid(padding=(0, 2, 0, 0), expand=True)
         row.add_column(ratio=1)
-        row.add_column(no_wrap=True)
-        row.add_column(no_wrap=True)
-        row.add_column(no_wrap=True)
+        for _ in range(3):
+            row.add_column(no_wrap=True)
         row.add_row(
             ProgressBar(total=max(1, self._pace.total_steps), completed=self._pace.step),
             Text(f"step {self._pace}", style="bold"),

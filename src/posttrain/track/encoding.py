@@ -32,11 +32,7 @@ def encode_number(value: float) -> float | str:
     ('Infinity', 2.5)
     """
     number = float(value)
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    return number
+    return number if math.isfinite(number) else json.dumps(number)
 
 
 def _plain(value: Any) -> Any:

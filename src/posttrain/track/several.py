@@ -39,42 +39,38 @@ class Several:
 class Dropped:
     """A tracker that is left out, with a warning, from where it raises.
 
-    ``drop`` is called with its name then. The metrics are in the run folder all the same.
+    ``used`` has False for its name then. The metrics are in the run folder all the same.
     """
 
-    def __init__(self, tracker: Tracker, *, name: str, drop: Callable[[str], None]) -> None:
-        self._tracker, self._name, self._drop = tracker, name, drop
-        self._failed = False
+    def __init__(self, tracker: Tracker, *, name: str, used: dict[str, bool]) -> None:
+        self._tracker, self._name, self._used = tracker, name, used
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step, unless it has failed before."""
-        self._try(lambda: self._tracker.log(step, metrics), step)
+        self._try(lambda: self._tracker.log(step, metrics), f"at step {step}")
 
     def log_samples(self, step: int, rows: Rows) -> None:
         """Hand it rollouts, where it takes them, unless it has failed before."""
-        self._try(lambda: log_samples(self._tracker, step, rows=rows), step)
-
-    def _try(self, work: Callable[[], None], step: int) -> None:
-        if self._failed:
-            return
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a run
-            self._warn(error, when=f"at step {step}")
+        self._try(lambda: log_samples(self._tracker, step, rows=rows), f"at step {step}")
 
     def close(self) -> None:
         """Close it, also where it has failed."""
-        try:
-            self._tracker.close()
-        except Exception as error:  # noqa: BLE001 - as above
-            if not self._failed:
-                self._warn(error, when="when it was closed")
+        self._try(self._tracker.close, "when it was closed", always=True)
 
-    def _warn(self, error: Exception, *, when: str) -> None:
-        self._failed = True
-        self._drop(self._name)
-        warnings.warn(
-            f"tracker {self._name!r}: {type(error).__name__} {when}: {error}; it is left out for "
-            "the rest of the run, which goes on, and metrics.jsonl has all numbers",
-            stacklevel=4,
-        )
+    def _try(self, work: Callable[[], None], when: str, *, always: bool = False) -> None:
+        try:
+            if always or self._used[self._name]:
+                work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a run
+            if self._used[self._name]:
+                leave_out(self._name, error, when=when, used=self._used)
+
+
+def leave_out(name: str, error: Exception, *, when: str, used: dict[str, bool]) -> None:
+    """Drop a tracker that has raised, and say so."""
+    used[name] = False
+    warnings.warn(
+        f"tracker {name!r}: {type(error).__name__} {when}: {error}; it is left out for "
+        "the rest of the run, which goes on, and metrics.jsonl has all numbers",
+        stacklevel=4,
+    )

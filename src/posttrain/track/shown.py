@@ -160,10 +160,7 @@ DPO = (
     *REWARD[1:],
 )
 
-SHOWN: dict[str, tuple[Shown, ...]] = {
-    **{"sft": SFT, "prefer": PREFER, "reward": REWARD},
-    **{"dpo": DPO, "rl": RL},
-}
+SHOWN = {"sft": SFT, "prefer": PREFER, "reward": REWARD, "dpo": DPO, "rl": RL}
 
 
 def choose(

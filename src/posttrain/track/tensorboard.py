@@ -9,6 +9,17 @@ from posttrain.track.sample_table import Rows, markdown
 from posttrain.track.stage import Stage
 
 
+def _writer_class() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"tracker 'tensorboard': {error.name} is not installed; "
+            "run `pip install 'posttrain[tensorboard]'`, or leave this tracker out"
+        ) from error
+    return SummaryWriter
+
+
 class TensorBoardTracker:
     """Writes scalars to ``tensorboard/`` in the stage's folder: ``tensorboard --logdir RUN``.
 
@@ -23,10 +34,7 @@ class TensorBoardTracker:
         folder = str(stage.folder / "tensorboard")
         self._writer: Any = _writer_class()(log_dir=folder, purge_step=purged, max_queue=1000)
 
-    @staticmethod
-    def check_ready() -> None:
-        """Raise where the package is not installed."""
-        _writer_class()
+    check_ready = staticmethod(_writer_class)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
@@ -41,14 +49,3 @@ class TensorBoardTracker:
     def close(self) -> None:
         """Write out what is still held back."""
         self._writer.close()
-
-
-def _writer_class() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"tracker 'tensorboard': {error.name} is not installed; "
-            "run `pip install 'posttrain[tensorboard]'`, or leave this tracker out"
-        ) from error
-    return SummaryWriter

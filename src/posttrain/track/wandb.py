@@ -9,6 +9,17 @@ from posttrain.track.sample_table import Rows, columns_of
 from posttrain.track.stage import Stage
 
 
+def _load() -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"tracker 'wandb': {error.name} is not installed; "
+            "run `pip install 'posttrain[wandb]'`, or leave this tracker out"
+        ) from error
+    return wandb
+
+
 class WandbTracker:
     """One Weights & Biases run for each stage, those of one posttrain run in one group.
 
@@ -45,10 +56,7 @@ class WandbTracker:
         )
         note.write_text(str(getattr(self._run, "id", "") or ""), encoding="utf-8")
 
-    @staticmethod
-    def check_ready() -> None:
-        """Raise where the package is not installed."""
-        _load()
+    check_ready = staticmethod(_load)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
@@ -66,14 +74,3 @@ class WandbTracker:
     def close(self) -> None:
         """Send what is still held back and end the run."""
         self._run.finish()
-
-
-def _load() -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"tracker 'wandb': {error.name} is not installed; "
-            "run `pip install 'posttrain[wandb]'`, or leave this tracker out"
-        ) from error
-    return wandb

@@ -30,7 +30,10 @@ from posttrain.types.text import (
     ScoreState,
     StopReason,
     Turn,
+    as_number,
+    columns_text,
     draw_seed,
+    whole,
     with_opening,
 )
 
@@ -50,7 +53,10 @@ __all__ = [
     "StopReason",
     "Terms",
     "Turn",
+    "as_number",
+    "columns_text",
     "draw_seed",
+    "whole",
     "with_opening",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
@@ -91,8 +93,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: must be at least 1, got {self.max_new_tokens}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: must be at least 0 (greedy), got {self.temperature}")
+        if self.temperature != 0.0 and not 1e-6 <= self.temperature < float("inf"):  # else overflow
+            raise ValueError(
+                f"temperature: must be 0 (greedy), or at least 1e-6, got {self.temperature}"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k: must be at least 0 (off), got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
@@ -184,6 +188,34 @@ class Observation:
 
     content: str | Sequence[Mapping[str, Any]] | Sequence[int]
     reward: float | Sequence[float] = 0.0
+
+
+def as_number(value: Any, *, mend: str = "") -> float:
+    """A number as a float, also a scalar of numpy or torch; a ``TypeError`` for anything else."""
+    if type(value) is float:  # what it mostly is, and asking an abstract class takes longer
+        return value
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
+        if (count := math.prod(getattr(value, "shape", ()))) != 1:
+            raise TypeError(f"{kind} with {count} elements, not a number{mend}")
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{kind}, not a number{mend}")
+    return float(value)
+
+
+def whole(value: Any) -> Any:
+    """A value whose ``repr`` shows all of it: that of an array leaves out its middle."""
+    if isinstance(value, dict):
+        return {name: whole(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(whole, value))
+    return value.tolist() if getattr(value, "ndim", 0) and hasattr(value, "tolist") else value
+
+
+def columns_text(prompt: Prompt) -> str:
+    """The columns of a prompt in text: where any value is another, it is another text."""
+    return repr(sorted(whole(dict(prompt.columns)).items()))
 
 
 @dataclass(frozen=True, kw_only=True)

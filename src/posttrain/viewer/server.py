@@ -11,7 +11,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,23 @@ def told(ask: Callable[[], Any], *, warn: Callable[[str], None]) -> Response:
         warn(f"{type(error).__name__}: {error}")
         return _error(f"cannot be read ({type(error).__name__})", 500)
     if isinstance(content, Iterator):
-        return StreamingResponse(_lines(content), media_type="application/x-ndjson")
+        return StreamedLines(_lines(content))
     text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
     return Response(text, media_type="application/json")
+
+
+class StreamedLines(StreamingResponse):
+    """Lines as they come. They end with it: one whose client has gone leaves nothing half done."""
+
+    def __init__(self, lines: Generator[bytes, None, None]) -> None:
+        super().__init__(lines, media_type="application/x-ndjson")
+        self._lines = lines
+
+    async def __call__(self, *given: Any) -> None:
+        try:
+            await super().__call__(*given)
+        finally:
+            self._lines.close()
 
 
 async def _body(request: Request) -> bytes:
@@ -182,6 +196,6 @@ def serve(folders: list[Path], *, port: int, say: Callable[[str], None]) -> None
         uvicorn.Server(config).run(sockets=[opened])
 
 
-def _lines(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+def _lines(events: Iterator[dict[str, Any]]) -> Generator[bytes, None, None]:
     for event in events:
         yield json.dumps(finite(event)).encode() + b"\n"

@@ -116,7 +116,7 @@ class ShownRun:
 
     def tokens_stamp(self, step: int) -> Stamp:
         """Changes when the numbers of a step's tokens are written, or written again."""
-        return tuple(_file_stamps([rollout_file(self.folder / "rl" / "tokens", step)], self.folder))
+        return tuple(file_stamps([rollout_file(self.folder / "rl" / "tokens", step)], self.folder))
 
     def texts(self) -> TokenTexts | None:
         """Its tokenizer; None where the folder has none."""
@@ -181,7 +181,7 @@ class Shelf:
         """The run of a name."""
         if name not in self._shown:
             self.look()
-        if name not in self._shown:
+        if name not in self._shown or not self._shown[name].folder.is_dir():
             raise UnknownError("there is no run of this name here")
         return self._shown[name]
 
@@ -205,10 +205,11 @@ def check_run(folder: Path) -> None:
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
-    yield from _file_stamps(sorted((*folder.glob("*.json*"), *folder.glob("*/*.json*"))), folder)
+    yield from file_stamps(sorted((*folder.glob("*.json*"), *folder.glob("*/*.json*"))), folder)
 
 
-def _file_stamps(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, int, int]]:
+def file_stamps(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Which files of a folder there are, their sizes and when they were last written."""
     for path in paths:
         try:
             found = path.stat()

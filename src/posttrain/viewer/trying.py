@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.stages.loaded.loaded_policy import LoadedPolicy
-from posttrain.viewer.shelf import ShownRun, UnknownError
+from posttrain.viewer.shelf import ShownRun, Stamp, UnknownError, file_stamps
 
 MAX_PROMPT = 20_000  # characters
 LIMITS = {"samples": (1, 8), "max_new_tokens": (1, 1024), "seed": (0, 2**31)}
@@ -21,7 +21,7 @@ class Answering:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: tuple[Path, LoadedPolicy] | None = None
+        self._loaded: tuple[tuple[Path, Stamp], LoadedPolicy] | None = None
 
     def answer(self, run: ShownRun, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What is sampled, an event a token: ``{"sample", "text", "probability", "top"}``."""
@@ -39,12 +39,13 @@ class Answering:
             yield {"error": "another prompt is being answered; ask again when it is done"}
             return
         try:
-            if self._loaded is None or self._loaded[0] != path:
+            known = path, tuple(file_stamps(sorted(path.iterdir()), path))  # it may learn on
+            if self._loaded is None or self._loaded[0] != known:
                 yield {"note": "loading the model"}
                 self._loaded = None
-                self._loaded = path, LoadedPolicy(str(path))
+                self._loaded = known, LoadedPolicy(str(path))
             yield from sample(self._loaded[1], **given)
-        except (ValueError, RuntimeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever template, tokenizer or model cannot do
             yield {"error": str(error)}
         finally:
             self._lock.release()

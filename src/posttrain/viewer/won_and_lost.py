@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.pipelines.evaluate import share
 from posttrain.report.overview import compare
 from posttrain.runs.drift import settings
-from posttrain.runs.first_evaluation import BEFORE_PROBLEMS
+from posttrain.runs.resume import BEFORE_PROBLEMS
 from posttrain.viewer.group_pages import clean, cut
 from posttrain.viewer.shelf import ShownRun, UnknownError
 

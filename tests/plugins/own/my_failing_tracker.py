@@ -1,4 +1,4 @@
-"""A tracker whose server goes away after the first step."""
+"""Trackers whose server goes away: after the first step, and after the first stage."""
 
 from collections.abc import Mapping
 
@@ -17,3 +17,18 @@ class Server:
 
     def close(self) -> None:
         raise ConnectionError("still gone")
+
+
+class OneStage:
+    """One that can be made once: then its server has gone."""
+
+    made = 0
+
+    def __init__(self, stage: Stage) -> None:
+        OneStage.made += 1
+        if OneStage.made > 1:
+            raise ConnectionError("no server")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...

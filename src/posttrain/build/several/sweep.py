@@ -25,10 +25,14 @@ def members(recipe: Resolved, *, supplied: Collection[str] = ()) -> list[Resolve
         for more in range(recipe.rl.adapters):
             values = _over(copy.deepcopy(base), row)
             run = values.setdefault("run", {})
-            run["seed"] = run.get("seed", 0) + more
+            run["seed"] = _later(run.get("seed", 0), more)
             run["folder"] = f"{recipe.run.folder}/{FOLDER}/{len(found)}"
             found.append(_resolved(values, row, source=recipe.source, supplied=supplied))
     return found
+
+
+def _later(seed: Any, more: int) -> Any:
+    return seed + more if isinstance(seed, int) else seed  # what is none is refused with its key
 
 
 def _resolved(

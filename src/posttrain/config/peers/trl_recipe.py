@@ -13,6 +13,7 @@ from typing import Any
 from posttrain.config.describe import tables
 from posttrain.config.peers.option_names import ours, without
 from posttrain.config.peers.trl_script import TrlJob, Unread, read_asked
+from posttrain.config.read import put_key
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import write_toml
 
@@ -80,11 +81,8 @@ class _Translation:
         lines += [f"# {note}" for note in self.notes]
         lines = ["".join(c if c.isprintable() else " " for c in line)[:500] for line in lines]
         values: dict[str, Any] = {name: {} for name in Recipe.model_fields}
-        for (section, *inner, name), value in self._set.items():
-            table = values[section]
-            for each in inner:
-                table = table.setdefault(each, {})
-            table[name] = value
+        for path, value in self._set.items():
+            put_key(values, path, value=value)
         return "\n".join([*lines, "", write_toml({k: v for k, v in values.items() if v})])
 
     def _put(self, key: str, value: Any) -> None:

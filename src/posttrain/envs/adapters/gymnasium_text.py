@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.envs.adapters import need
 from posttrain.protocols import Answer
 from posttrain.types import Observation, Prompt, Turn
 
@@ -43,7 +44,7 @@ class GymnasiumText:
         max_turns: int = 0,
         chat: bool = False,
     ) -> None:
-        gymnasium = _gymnasium()
+        gymnasium = need("gymnasium")
         self._id, self._settings = environment, dict(settings or {})
         self._max_turns, self._chat = max_turns, chat
         modes = gymnasium.spec(environment).make(**self._settings).metadata["render_modes"]
@@ -94,7 +95,7 @@ class GymnasiumText:
         state.env.close()
 
     def _make(self) -> Any:
-        return _gymnasium().make(self._id, **self._settings)
+        return need("gymnasium").make(self._id, **self._settings)
 
     def _action(self, text: str) -> Any:
         if self._names is None:
@@ -124,13 +125,3 @@ def _marked(drawn: str) -> str:
     for code, part in zip(codes, parts[1:], strict=True):
         texts.append(("]" if code in ("\x1b[0m", "\x1b[m") else "[") + part)
     return "".join(texts)
-
-
-def _gymnasium() -> Any:
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ImportError(
-            "env 'gymnasium': gymnasium is not installed; run: pip install 'posttrain[gymnasium]'"
-        ) from error
-    return gymnasium

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.envs.adapters import need
 from posttrain.envs.event_loop import EventLoop
 from posttrain.envs.tool_calls import Call
 from posttrain.envs.tool_turns import COUNTED, ToolTurns
@@ -51,7 +52,7 @@ class McpTools:
     ) -> None:
         if bool(command) == bool(url):
             raise ValueError("env 'mcp': give either command, a list of words, or url")
-        _need_mcp()
+        need("mcp")
         search = (variables or {}).get("PATH")
         if command and shutil.which(command[0], path=search) is None:
             raise ValueError(f"env 'mcp': command: there is no program {command[0]!r}")
@@ -158,12 +159,3 @@ async def _end(state: Connected) -> None:
     state.over.set()
     if state.task is not None:
         await asyncio.wait({state.task})
-
-
-def _need_mcp() -> None:
-    try:
-        import mcp  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "env 'mcp': mcp is not installed; run: pip install 'posttrain[mcp]'"
-        ) from error

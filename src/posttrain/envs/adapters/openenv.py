@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.envs.adapters import need
 from posttrain.envs.event_loop import EventLoop
 from posttrain.envs.tool_calls import Call
 from posttrain.envs.tool_turns import ToolTurns
@@ -55,7 +56,7 @@ class OpenEnv:
         tool_format: str = "json_tags",
         chat: bool = False,
     ) -> None:
-        self._client = _client_class()
+        self._client = need("openenv", "openenv.core").GenericEnvClient
         self._open = dict.fromkeys([url] if isinstance(url, str) else url, 0)
         self._field, self._read, self._columns = action, observation, tuple(columns)
         self._max_turns = max_turns
@@ -187,16 +188,6 @@ async def _step(client: Any, action: dict[str, Any]) -> Any:
 
 async def _close(client: Any) -> None:
     await client.close()
-
-
-def _client_class() -> Any:
-    try:
-        from openenv.core import GenericEnvClient
-    except ImportError as error:
-        raise ImportError(
-            "env 'openenv': openenv is not installed; run: pip install 'posttrain[openenv]'"
-        ) from error
-    return GenericEnvClient
 
 
 def _schema(url: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _CLOCK = re.compile(
 _IN_WORDS = {
     "empty set": r"\emptyset", "no solution": r"\emptyset", "no solutions": r"\emptyset",
     "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
-    "negative infinity": r"-\infty",
+    "negative infinity": r"-\infty", "all positive real numbers": r"(0,\infty)",
 }  # fmt: skip
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
 _CHOICE = re.compile(
@@ -88,9 +88,11 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     expected, given = _in_figures(expected), _in_figures(given)
     if key(given) == key(expected):
         return True
+    if given.isdecimal() and _clock(expected) and expected.rstrip(".}) ").lower().endswith("m"):
+        given += ":00"  # the hour alone, of 7 am
     times = _clock(expected), _clock(given)
     if any(times) and (all(times) or ":" in expected + given):
-        return _same_time(times)
+        return _same_time(*times)
     choices = [_CHOICE.fullmatch(unwrapped(text)) for text in (expected, given)]
     if choices[0] and choices[1]:
         return (choices[0][1] or choices[0][3]) == (choices[1][1] or choices[1][3])
@@ -148,8 +150,6 @@ def _clock(text: str) -> tuple[int, int, str] | None:
     return (hour % 12) * 3600 + minute * 60 + second, hour, half
 
 
-def _same_time(times: tuple[tuple[int, int, str] | None, tuple[int, int, str] | None]) -> bool:
-    one, two = times
-    if one is None or two is None:
-        return False
-    return one[0] == two[0] and (one[2] == two[2] or "" in (one[2], two[2]))
+def _same_time(one: tuple[int, int, str] | None, two: tuple[int, int, str] | None) -> bool:
+    halves = {one[2], two[2]} if one and two and one[0] == two[0] else {"a", "p"}
+    return halves != {"a", "p"}

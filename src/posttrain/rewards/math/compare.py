@@ -26,8 +26,8 @@ ROUGH = 0.01  # relative tolerance where an answer says "approximately"
 _NAME = re.compile(
     r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|m?\s?\\angle\s?[A-Z]{1,3}"
     r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\}|\\(?:vec|mathbf|overrightarrow)\s?\{[^{}]*\})"
-    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
-    r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
+    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9]+(?:\s?,\s?[a-zA-Z0-9]+)*\s?\))?"
+    r"|\(\s?\\?[a-zA-Z]+(?:_\{?[0-9]\}?)?(?:\s?,\s?\\?[a-zA-Z]+(?:_\{?[0-9]\}?)?)+\s?\)"
 )
 
 
@@ -62,7 +62,7 @@ class _Comparison:
             ("intersection", same_set),
             ("difference", same_set),
             ("reals", same_set),
-            ("sequence", self.sequences),
+            ("sequence", self.lists),
             ("based", _same_digits),
         )
         kinds = (one.kind, two.kind)
@@ -86,6 +86,11 @@ class _Comparison:
         return unit.is_percent and self.same(_times(value, Fraction(1, 100)), plain)
 
     # ------------------------------------------------------------------ lists, sets, matrices
+
+    def lists(self, one: Node, two: Node) -> bool:
+        """Lists as they are, or inequalities as an interval: x > 1 and x < 2."""
+        may_be_set = bool(one.symbols) != bool(two.symbols)
+        return self.sequences(one, two) or (may_be_set and same_set(one, two))
 
     def sequences(self, one: Node, two: Node) -> bool:
         """In brackets order counts, and in braces or in none it does not."""
@@ -175,11 +180,10 @@ class _Comparison:
         if one.kind != two.kind:
             return self.named(one, two)
         sides, relations, _ = one.args
-        others, other_relations, _ = two.args
         two = _with_same_argument(one, two)
         if one.symbols != two.symbols:
             return False
-        others = two.args[0]
+        others, other_relations, _ = two.args
         if set(relations) == set(other_relations) == {":"}:
             return self.ratios(sides, others)
         if len(sides) == len(others) == 2 and self.relations(one, two):
@@ -198,14 +202,12 @@ class _Comparison:
 
     def relations(self, one: Node, two: Node) -> bool:
         """Whether the differences of the sides are in a constant ratio, of the right sign."""
-        (left, right), (relation,), _ = one.args
-        (other_left, other_right), (other_relation,), _ = two.args
-        alike = self.same(left, other_left) and self.same(right, other_right)
-        if alike and relation == other_relation:
+        (sides, (relation,), _), (others, (other_relation,), _) = one.args, two.args
+        if relation == other_relation and all(map(self.same, sides, others)):
             return True
         if relation not in FLIPPED:
             return False
-        differences = [_difference(left, right), _difference(other_left, other_right)]
+        differences = [Node("add", (a, Node("negate", (b,)))) for a, b in (sides, others)]
         places = points(one.symbols)
         ratios = [self.ratio(differences, place) for place in places]
         solved = _solved(one) or _solved(two)
@@ -274,8 +276,9 @@ def _value(evaluator: Evaluator, node: Node) -> Any:
 def _expanded(node: Node) -> Node:
     """``a ± b`` as the list of both, also where it stands in a list."""
     if node.kind == "sequence" and node.args[0] in ("", "{"):
-        parts = (part for item in node.args[2] for part in _listed(_expanded(item)))
-        return with_items(node, parts)
+        inner = [_expanded(item) for item in node.args[2]]
+        lists = [i.args[2] if i.kind == "sequence" and not i.args[0] else (i,) for i in inner]
+        return with_items(node, [part for parts in lists for part in parts])
     matrices = [part for part in node.args if isinstance(part, Node) and part.kind == "matrix"]
     if node.kind == "multiply" and len(matrices) == 1:  # a factor before a matrix
         rest = quotient([part for part in node.args if part is not matrices[0]], ())
@@ -338,11 +341,6 @@ def _names(items: Sequence[Node]) -> set[str]:
     return {item.args[2][0] for item in items if item.kind == "chain"}
 
 
-def _listed(node: Node) -> tuple[Node, ...]:
-    is_list = node.kind == "sequence" and not node.args[0]
-    return node.args[2] if is_list else (node,)
-
-
 def _with_same_argument(one: Node, two: Node) -> Node:
     """Where f(x) and f(t) are defined, the second in the letter of the first."""
     heads = [node.args[0][0] for node in (one, two)]
@@ -372,10 +370,6 @@ def _as_column(node: Node) -> Node:
     if node.kind == "sequence" and node.args[:2] == ("(", ")"):
         return Node("matrix", tuple((item,) for item in node.args[2]))
     return node
-
-
-def _difference(one: Node, two: Node) -> Node:
-    return Node("add", (one, Node("negate", (two,))))
 
 
 def _solved(chain: Node) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -310,11 +311,6 @@ def _integers(arguments: tuple[Value, ...]) -> list[int]:
     return [int(argument) for argument in arguments]
 
 
-def _modulo(one: Value, two: Value) -> Value:
-    value, modulus = _integers((one, two))
-    return Fraction(value % modulus)
-
-
 def _rounded(direction: Callable[[Any], Any]) -> Callable[..., Value]:
     def rounded(value: Value) -> Value:
         if not isinstance(value, Fraction):
@@ -338,11 +334,12 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "divide": lambda one, two: one / two,
     "negate": lambda one: -one,
     "power": _power,
-    "modulo": _modulo,
+    "modulo": lambda *pair: Fraction(operator.mod(*_integers(pair))),
 }
 _EXACT: dict[str, Callable[..., Value]] = {
     "abs": lambda one: abs(one),
     "sqrt": lambda one: _root(Fraction(2), one),
+    "cbrt": lambda one: _root(Fraction(3), one),
     "root": _root,
     "factorial": _factorial,
     "double_factorial": _double_factorial,
@@ -367,6 +364,5 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "cis": lambda context, one: context.mpc(context.cos(one), context.sin(one)),
     "arg": lambda context, one: context.arg(one),
     **{name: _method(name) for name in _PLAIN_FUNCTIONS},
-    **{f"arc{name}": _method(f"a{name}") for name in _PLAIN_FUNCTIONS},
-    **{f"a{name}": _method(f"a{name}") for name in _PLAIN_FUNCTIONS},
+    **{f"{arc}{name}": _method(f"a{name}") for name in _PLAIN_FUNCTIONS for arc in ("arc", "a")},
 }

@@ -51,7 +51,8 @@ _SYNONYMS = {
     "rbrace": r"\}", "colon": ":", "lvert rvert vert mid": "|", "circ degree": "°", "prime": "'",
     "backslash smallsetminus": r"\setminus ", "times cdot ast star": "*", "div": "/",
     "dots cdots": r"\ldots ", "varepsilon": r"\epsilon ", "varphi": r"\phi ",
-    "vartheta": r"\theta ", "varrho": r"\rho ",
+    "vartheta": r"\theta ", "varrho": r"\rho ", "therefore": "", "Bbb": r"\mathbb",
+    "mod": r"\bmod ",
 }  # fmt: skip
 _COMMANDS = {name: plain for names, plain in _SYNONYMS.items() for name in names.split()}
 
@@ -61,6 +62,8 @@ _IN_ROMAN = r"\\text\s?\{[^{}]*\}"
 _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # Dollars around parts of an answer: $f(x)=0$ and $f(x)=x$, but not $5 and $6.
+        (r"(?<!\\)\$(?=\S)([^$]*[^\s\\$])\$(?![0-9])", r"\1"),
         (f"[{_RAISED}]+", lambda match: f"^{{{match[0].translate(_LEVEL)}}}"),
         (f"[{_LOWERED}]+", lambda match: f"_{{{match[0].translate(_LEVEL)}}}"),
         ("[¼-¾⅐-⅞]", lambda match: fraction(match[0])),
@@ -74,7 +77,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"\{\s?([,.])\s?\}", r"\1"),
         (r"(?<!\\)\\[,;:> ]|~|\\h?phantom\s?\{[^{}]*\}|\\hspace\s?\{[^{}]*\}", " "),
         (r"\\(?:text)?color\s?\{[a-zA-Z]*\}", ""),
-        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"(?:^|\{)([^{}]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
         (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\text\s?\{\s?(\\?[$%€£])\s?\}", r"\1"),
         (r"\^\s?(?:\{\s?(°|'+)\s?\}|(°|'))", r"\1\2"),
@@ -84,6 +87,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"<=", r"\\le "),
         (r"\\\{\s?\\\}", r"\\emptyset "),
         (r"\.\.\.+", r"\\ldots "),
+        (r"\\text\s?\{\s?(\(mod [0-9a-zA-Z]+\))\s?\}", r"\1"),
         (
             r"\\pmod\s?([0-9a-zA-Z]+)"
             r"|\(\s?(?:\\b?mod|mod|\\text\s?\{\s?mod\s?\})\s?([0-9a-zA-Z]+)\s?\)",
@@ -99,7 +103,10 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?o'clock\s?\}|o'clock)", ":00"),
         (r"^\\?\$\s?([0-9][0-9,.]*)\s?(\\text\s?\{)?\s?per\b", r"\1 \2dollars per"),
         (r"\bdegrees? (C|F)(?:elsius|ahrenheit)?\b", r"°\1"),
-        (r"\\+$", ""),
+        (r"[\\,;]+$", ""),
+        (r"(?<![a-zA-Z])oo(?![a-zA-Z])", r"\\infty "),
+        (r"(?<=[)\]])\s?U\s?(?=[(\[])", r"\\cup "),
+        (r"\\mathbb\s?\{?R\}?\s?[_^]\s?\{?(?:\+|>\s?0)\}?", r"(0,\\infty)"),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
         (r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])", "$"),
         (r"\\dot\s?\{?([0-9])\}?([0-9]*)\\dot\s?\{?([0-9])\}?", r"\\overline{\1\2\3}"),
@@ -118,7 +125,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
     )
 ]
-_BRACED = re.compile(r"([_^])\{([0-9a-zA-Z])\}(?![0-9])")
+_UNBRACED = re.compile(r"([_^])([0-9a-zA-Z])(?![0-9])")
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
 _PROSE = re.compile(  # prose, unlike a product of symbols such as GMmr
@@ -159,7 +166,7 @@ def key(text: str) -> str:
     >>> key("x + 1") == key("x+1"), key("1, 234") == key("1,234"), key("1 2") == key("12")
     (True, False, False)
     """
-    return _SPACES.sub("", _BRACED.sub(r"\1\2", unwrapped(text)))
+    return _SPACES.sub("", _UNBRACED.sub(r"\1{\2}", unwrapped(text)))
 
 
 def words(text: str) -> str | None:

@@ -174,12 +174,13 @@ class _Parser(Cursor):
             first, *rest = self.mixed(left.args[0])
             return [Node("negate", (first,)), *rest]
         may_mix = left.kind == "number" and (self.here == "\\frac" or self.kind == "number")
+        bracketed = self.here in OPEN and self.tokens[self.at - 1].text.isdigit()  # 6(7)
         right = self.power()
         if may_mix and right.kind == "number" and self.found("/"):
             right = Node("divide", (right, self.power()))
         if may_mix and is_proper(right):
             return [Node("add", (left, right))]
-        if right.kind == "number":
+        if right.kind == "number" and not bracketed:
             raise UnreadableError  # two numbers side by side: 1 2
         return [left, right]
 
@@ -187,9 +188,7 @@ class _Parser(Cursor):
         signs = []
         while self.here in SIGNS:
             signs.append(self.next().text)
-        node = self.power()
-        if signs.count("-") % 2:
-            node = signed("-", node)
+        node = signed("-" if signs.count("-") % 2 else "+", self.power())
         both = [sign for sign in signs if sign not in ("+", "-")]
         if len(both) > 1:
             raise UnreadableError

@@ -50,8 +50,7 @@ def _intervals(node: Node) -> list[Interval]:
 def _of_sequence(node: Node) -> list[Interval]:
     opened, closed, items, join = node.args
     if opened == "{":
-        ends = [_number(item) for item in items]
-        return [(end, True, end, True) for end in ends]
+        return [(end, True, end, True) for end in map(_number, items)]
     if opened:
         if len(items) != 2:
             raise UndefinedError
@@ -87,9 +86,9 @@ def _of_relations(node: Node) -> list[Interval]:
 
 
 def _half(relation: str, end: Any) -> list[Interval]:
-    equal = relation in ("<=", ">=", "=")
     if relation == "=":
         return [(end, True, end, True)]
+    equal = relation in ("<=", ">=")
     below: Interval = (-_INFINITY, False, end, equal)
     above: Interval = (end, equal, _INFINITY, False)
     return [interval for sign, interval in (("<!", below), (">!", above)) if relation[0] in sign]
@@ -104,9 +103,8 @@ def _number(node: Node) -> Any:
 def _complement(intervals: list[Interval]) -> list[Interval]:
     found = _ALL
     for low, has_low, high, has_high in intervals:
-        below: Interval = (-_INFINITY, False, low, not has_low)
-        above: Interval = (high, not has_high, _INFINITY, False)
-        found = _common(found, [below, above])
+        outside = _half("<" if has_low else "<=", low) + _half(">" if has_high else ">=", high)
+        found = _common(found, outside)
     return found
 
 

@@ -18,7 +18,7 @@ FUNCTIONS = frozenset({
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec",
     "arccsc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "coth", "arcsinh", "arccosh",
     "arctanh", "asinh", "acosh", "atanh", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min",
-    "abs", "floor", "ceil", "sqrt", "Re", "Im", "arg", "cis", "sgn",
+    "abs", "floor", "ceil", "sqrt", "cbrt", "Re", "Im", "arg", "cis", "sgn",
 })  # fmt: skip
 RELATIONS = {
     "=": "=", "<": "<", ">": ">", ":": ":", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\in": "in",

@@ -110,7 +110,7 @@ _GLUED = frozenset({
     "kph", "Hz", "kHz", "MHz", "GHz", "kJ", "kW", "kcal", "mol", "kPa", "MPa", "eV", "keV", "MeV",
     "GeV", "nm",
 })  # fmt: skip
-_NAME = re.compile(r"(°[CF]?|[a-zA-Z$€£¥₹%¢ΩÅμ][a-zA-Z.]*)(?:\^?(-?[0-9]{1,2}))?")
+_NAME = re.compile(r"(°[CF]?|[a-zA-Z$€£¥₹%¢ΩÅμ][a-zA-Z.]*)(?:(?:\^|(?<=[a-zA-Z]))(-?[0-9]{1,2}))?")
 ROMAN = re.compile(r"\\text\s?\{([^{}]*)\}")
 _LABEL = re.compile(r"[a-zA-Z]{3,}(?:[ -](?:[a-zA-Z]{2,}|a)){0,2}\.?")
 

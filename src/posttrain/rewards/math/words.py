@@ -86,6 +86,9 @@ def number_in_words(text: str) -> str | None:
     runs = _RUNS.findall(text.lower())
     if not _SPOKEN.fullmatch(text):
         return None
+    if runs[-1] == "half" and (runs == ["half"] or runs[-3:-1] in (["and", "a"], ["and", "one"])):
+        whole = _whole(runs[:-3]) if runs[:-3] else 0
+        return None if whole is None else f"{2 * whole + 1}/2"
     sign = "-" if runs[0] in _SIGNS else ""
     runs = runs[1:] if sign else runs
     if len(runs) > 1 and runs[0] in ("a", "an"):

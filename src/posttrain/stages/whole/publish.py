@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.model_source import policy_of
+from posttrain.build.model_source import config_of, policy_of
 from posttrain.config.toml import write_toml
 from posttrain.data.hub_rows import is_hub_id, split_hub_id
 from posttrain.models.files.hub import Upload, plan_upload, upload
@@ -52,7 +52,7 @@ def prepare_publication(
         )
     model = policy_of(folder)
     check_model(str(model))
-    config = folder.config
+    config = config_of(folder)
     adapter = (
         _read(model / "adapter_config.json") if (model / "adapter_config.json").exists() else {}
     )
