@@ -110,7 +110,7 @@ site: setup $(VENV)/.docs ## the documentation as a site, into build/site; links
 	@sh scripts/system_packages.sh chromium
 	@$(BIN)/python -m pytest --quiet tests/docs
 
-pages: setup ## write the pages that are made from the source: configuration, algorithms, names of TRL and verl
+pages: setup ## write the pages that are made from the source: configuration, algorithms, diagnosis, names of TRL and verl
 	$(BIN)/python scripts/site/write_pages.py
 
 gpu: setup ## the tests that need a GPU

@@ -75,6 +75,7 @@ EXTRA_EDGES = {
     ("stages", "config"),  # each takes its section
     ("stages", "build"),  # they are handed the parts
     ("stages", "check"),  # a run looks before it trains
+    ("cli", "model_paths"),  # a mistyped folder is told before anything is loaded
     ("cli", "serving"),  # `posttrain serve`
     ("cli", "viewer"),  # `posttrain view` opens the page
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config

@@ -92,7 +92,8 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr("posttrain.stages.rl.learn", dies)
         refused(posttrain("run", recipe, *options), "the power is gone")
     changed = posttrain("run", recipe, *options, "--rl.steps", "2", "--resume")
-    refused(changed, "rl.steps: 3 → 2", "--allow-changes rl.steps")
+    refused(changed, "rl.steps: 3 → 2")
+    assert "to go on all the same, add --allow-changes rl.steps;" in changed.err.splitlines()[0]
     refused(posttrain("run", recipe, "--allow-changes", "rl"), "without --resume")
     refused(posttrain("resume", "nowhere"), "nowhere: no such folder")
     refused(posttrain("resume", "out/rl"), "is not a run folder", "out is one")
@@ -105,6 +106,8 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
     assert (RunFolder("out").stage("rl").path / "trace.json").exists()
     assert "sft: already finished" in done.out
     assert "rl: starts over" in done.out
+    assert "out/rl/model" in done.out
+    assert str(Path.cwd()) not in done.out  # paths stay as they were typed
     assert "already finished; nothing to do" in posttrain("resume", "out").out
 
 
@@ -245,8 +248,8 @@ def test_explain(posttrain: Command) -> None:
     refused(posttrain("explain", "a", "b", "c"), "two names to compare")
 
 
-def test_model_import(posttrain: Command, tmp_path: Path) -> None:
-    """A GGUF file becomes a folder that generates; a file that is none is refused."""
+def test_model_import(posttrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GGUF file, or that of a package, becomes a folder that generates; others are refused."""
     pytest.importorskip("gguf")
     from models.test_gguf import build, write
 
@@ -262,6 +265,16 @@ def test_model_import(posttrain: Command, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").read_bytes() == kept
     (tmp_path / "empty").mkdir()
     assert posttrain("model", "import", tmp_path / "small.gguf", tmp_path / "empty").code == 0
+    package = tmp_path / "weights_of_mine-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: weights-of-mine\nVersion: 1\n")
+    (package / "RECORD").write_text("small.gguf,,\nraises.py,,\n")
+    (tmp_path / "raises.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = posttrain("model", "import", "weights-of-mine", tmp_path / "installed")
+    assert installed.code == 0, installed.err
+    assert (tmp_path / "installed" / "model.safetensors").exists()
+    refused(posttrain("model", "import", "pytest", tmp_path / "b"), "pytest holds 0 GGUF files")
     (tmp_path / "text.txt").write_text("hello")
     refused(posttrain("model", "import", tmp_path / "text.txt", tmp_path / "b"), "not a .gguf file")
     refused(posttrain("model", "import", tmp_path / "none.gguf", tmp_path / "c"), "none.gguf")

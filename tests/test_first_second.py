@@ -69,6 +69,24 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
         "model: there is no 'empt' in '.'; did you mean 'empty'?",
     ),
     "eval": (["eval", "tiny", "--task", "aritmetic"], 2, "did you mean 'arithmetic'?"),
+    "eval of no folder": (
+        ["eval", "runs/x"],
+        2,
+        "runs/x: no such run folder, recipe or model folder here; a hub id needs --task",
+    ),
+    "resume of no folder": (["resume", "empt"], 2, "empt: no such folder; did you mean empty?"),
+    "resume of no run": (["resume", "empty"], 2, "empty: is not a run folder"),
+    "card of no run": (["card", "empty"], 2, "empty: is not a run folder"),
+    "push of no run": (["push", "empt", "org/name"], 2, "empt: no such folder; did you mean empty"),
+    "merge of no model": (["merge", "./empt", "out"], 2, "did you mean 'empty'?"),
+    "export of no model": (["model", "export", "empty", "out.gguf"], 2, "no config.json"),
+    "import of no file": (["model", "import", "none.gguf", "out"], 2, "there is no 'none.gguf'"),
+    "serve no model": (["serve", "./empt"], 2, "did you mean 'empty'?"),
+    "plan from no run": (
+        ["plan", "base.toml", "--from", "empty"],
+        2,
+        "empty: is not a run folder",
+    ),
     "result": (["reproduce", "dmo"], 2, "no such result; there are: demo"),
     "grade": (["grade", "numerc", "rows.jsonl"], 2, "did you mean 'numeric'?"),
     "tiny": (
@@ -108,6 +126,14 @@ def test_nothing_slow_is_loaded_for_help_or_a_mistake(case: str, tmp_path: Path)
     assert not SLOW & modules
     assert len(modules) < MOST_MODULES
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base.toml", "empty"]
+
+
+@pytest.mark.parametrize("command", ["samples", "export", "runs", "view"])
+def test_a_missing_run_is_told_without_torch(command: str, tmp_path: Path) -> None:
+    """Of commands that read tables of a run, and load what reads these."""
+    code, said, modules = loaded([command, "nothere"], tmp_path)
+    assert (code, "nothere: no such folder" in said) == (2, True), said
+    assert not {"torch", "transformers", "sympy"} & modules
 
 
 def test_the_package_loads_torch_when_something_needs_it() -> None:

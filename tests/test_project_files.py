@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import posttrain
+from posttrain.cli.endings import needing_web_server
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -132,3 +133,14 @@ def test_without_triton_no_kernel_is_imported_for_its_examples(
     kernels = sorted((ROOT / "src/posttrain/fast/kernels").glob("*.py"))
     needing = {path for path in kernels if "import triton" in path.read_text(encoding="utf-8")}
     assert {ROOT / name for name in ignored if "kernels" in name} == needing
+
+
+def test_what_a_web_server_needs_is_named_as_the_extra_of_its_command() -> None:
+    """The extra serve is that of view: one list of packages."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert extras["serve"] == ["posttrain[view]"]
+    for command in ("view", "serve"):
+        assert command in extras
+        told = rf"{command}: fastapi is not installed; run `pip install 'posttrain\[{command}\]'`"
+        with pytest.raises(ValueError, match=told), needing_web_server(command):
+            raise ModuleNotFoundError(name="fastapi")

@@ -125,6 +125,7 @@ export interface Charts {
   stages: string[];
   charts: ChartData[];
   findings: Finding[];
+  unjudged: string;
   last_step: number;
   steps: number | null;
   results: { label: string; note: string; before: number[] | null; after: number[] | null }[];

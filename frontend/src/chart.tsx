@@ -106,7 +106,7 @@ export function Chart({ chart, series, several, findings, smoothing, last, onSte
               <g key={finding.finding + finding.step} class="mark">
                 <rect x={x(finding.step)} width={Math.max(1, x(finding.until ?? last) - x(finding.step))} y={MARGIN.top} height={HEIGHT - MARGIN.top - MARGIN.bottom} />
                 <line x1={x(finding.step)} x2={x(finding.step)} y1={MARGIN.top} y2={HEIGHT - MARGIN.bottom} />
-                <title>{`${finding.finding}: ${finding.text}`}</title>
+                <title>{`${finding.finding}: ${finding.text.replaceAll("`", "")}`}</title>
               </g>
             ))}
             {drawn.map((each) => (

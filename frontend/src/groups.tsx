@@ -1,7 +1,7 @@
 import type { Group, GroupPage, Member, PromptPage, Run, StepPage } from "./api";
 import { count, number, signed, visible } from "./format";
 import { useData, useKeys } from "./hooks";
-import { Choice, Diverging, Field, Notice, Pager, Reward, Turns } from "./parts";
+import { Choice, Coded, Diverging, Field, Notice, Pager, Reward, Turns } from "./parts";
 import { address, go, type Route } from "./route";
 
 const LIMIT = 10;
@@ -101,7 +101,7 @@ function StepSummary({ step, onTurn }: { step: StepPage; onTurn: (by: number) =>
           </li>
         ))}
       </ul>
-      {step.findings.map((each) => <Notice key={each.finding} kind="warn"><b>{each.finding}</b>: {each.text}</Notice>)}
+      {step.findings.map((each) => <Notice key={each.finding} kind="warn"><b>{each.finding}</b>: <Coded text={each.text} /></Notice>)}
     </section>
   );
 }

@@ -2,7 +2,7 @@ import type { ChartData, Charts, Curve, Finding, Run, Settings } from "./api";
 import { Chart, type Series } from "./chart";
 import { count, duration, number, percent, signed, visible } from "./format";
 import { useData } from "./hooks";
-import { Choice, Notice } from "./parts";
+import { Choice, Coded, Notice } from "./parts";
 import { address, go, type Route } from "./route";
 
 const TITLES: Record<string, string> = { sft: "Supervised fine-tuning", reward: "Reward model", dpo: "Preferences (DPO)", rl: "Reinforcement learning" };
@@ -26,7 +26,7 @@ export function Overview({ route, runs, chosen }: { route: Route; runs: Run[]; c
     <>
       <Results run={run} charts={first.data} />
       <Questions run={run} chosen={chosen} runs={runs} />
-      <Diagnosis findings={findings} several={chosen.length > 1} ready={loaded.length > 0} />
+      <Diagnosis findings={findings} unjudged={loaded.map((each) => each.unjudged).find(Boolean) ?? ""} several={chosen.length > 1} ready={loaded.length > 0} />
       <div class="bar">
         {(first.data?.stages.length ?? 0) > 1 && (
           <Choice label="Stage" value={shownStage} onChange={(value) => set({ stage: value })} options={first.data!.stages.map((name) => [name, TITLES[name] ?? name])} />
@@ -144,12 +144,16 @@ function Questions({ run, chosen, runs }: { run: Run; chosen: string[]; runs: Ru
   );
 }
 
-function Diagnosis({ findings, several, ready }: { findings: (Finding & { run: string })[]; several: boolean; ready: boolean }) {
+function Diagnosis({ findings, unjudged, several, ready }: { findings: (Finding & { run: string })[]; unjudged: string; several: boolean; ready: boolean }) {
   if (!ready) return null;
   return (
     <section class="diagnosis" aria-label="Diagnosis">
       {findings.length === 0 ? (
-        <p class="fine"><span aria-hidden="true">✓</span> Diagnosis: nothing was found wrong.</p>
+        unjudged ? (
+          <p class="quiet">Diagnosis: nothing was found wrong, but {unjudged}.</p>
+        ) : (
+          <p class="fine"><span aria-hidden="true">✓</span> Diagnosis: nothing was found wrong.</p>
+        )
       ) : (
         <ul>
           {findings.map((each) => (
@@ -158,7 +162,7 @@ function Diagnosis({ findings, several, ready }: { findings: (Finding & { run: s
                 <b>{each.finding}</b>
                 {several ? ` in ${visible(each.run)}` : ""}, {each.steps}
               </a>
-              <span>{each.text}</span>
+              <span><Coded text={each.text} /></span>
             </li>
           ))}
         </ul>

@@ -11,6 +11,11 @@ export function Notice({ children, kind = "" }: { children: ComponentChildren; k
   );
 }
 
+// Text with what stands in backticks as code.
+export function Coded({ text }: { text: string }) {
+  return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
+}
+
 export function Reward({ value, state = "ok" }: { value: number | null; state?: string }) {
   if (state !== "ok") return <span class="pill broken">{state}</span>;
   const kind = value === null ? "" : value > 0 ? "up" : value < 0 ? "down" : "zero";

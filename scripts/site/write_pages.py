@@ -12,8 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from algorithm_pages import algorithm_pages
+from algorithms_page import algorithms_page
+from diagnosis_page import diagnosis_page
 
-from posttrain.cli.explain import page as algorithms_page
 from posttrain.config.describe import tables
 from posttrain.config.peers.option_names import LIBRARIES, WITHOUT
 from posttrain.config.reference import configuration_page
@@ -29,6 +30,7 @@ def written_pages() -> dict[Path, str]:
     made = {
         DOCS / "configuration.md": configuration_page(),
         DOCS / "algorithms.md": algorithms_page(),
+        DOCS / "diagnosis.md": diagnosis_page(),
         **{DOCS / "algorithms" / name: text for name, text in algorithm_pages().items()},
     }
     for name in ("from_trl.md", "from_verl.md"):

@@ -1,4 +1,4 @@
-"""Whether a name can be that of a model, by its files alone: nothing large is loaded for that.
+"""Whether a name can be that of a model or a run, by its files alone: nothing large is loaded.
 
 So a mistyped folder is told at once, and before a run makes a folder of its own.
 """
@@ -6,12 +6,37 @@ So a mistyped folder is told at once, and before a run makes a folder of its own
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 from posttrain import registry
 
 ADAPTER = "adapter_config.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def check_run(path: Path) -> None:
+    """Raise where a path is no run folder."""
+    if not path.is_dir():
+        near = registry.near_path(path)
+        raise ValueError(f"{path}: no such folder{f'; did you mean {near}?' * bool(near)}")
+    if not (path / "run.json").is_file():
+        above = path.resolve().parent
+        hint = f"; {above} is one" if (above / "run.json").is_file() else ""
+        raise ValueError(f"{path}: is not a run folder (it has no run.json){hint}")
+
+
+def check_exists(given: str) -> None:
+    """Refuse a name that nothing here has, and that only the hub could know."""
+    path = Path(given).expanduser()
+    if given == "tiny" or path.exists():
+        return
+    near = registry.near_path(path)
+    hint = f" (did you mean {near}?)" if near is not None else ""
+    raise ValueError(
+        f"{given}: no such run folder, recipe or model folder here{hint}; a hub id needs --task "
+        "NAME"
+    )
 
 
 def check_source(source: str, *, kind: str = "model") -> None:
@@ -25,6 +50,21 @@ def check_source(source: str, *, kind: str = "model") -> None:
         check_names(path, kind=kind)
     else:
         check_hub_name(source, path, kind=kind)
+
+
+def gguf_file(name: str) -> Path:
+    """A path as it is, or the one GGUF file of an installed package, of which nothing is run."""
+    path = Path(name)
+    if path.exists():
+        return path
+    try:
+        held = metadata.files(name) or []
+    except (metadata.PackageNotFoundError, ValueError):
+        return path
+    found = [Path(str(file.locate())) for file in held if file.suffix == ".gguf"]
+    if len(found) != 1:
+        raise ValueError(f"model: the package {name} holds {len(found)} GGUF files; name one file")
+    return found[0]
 
 
 def check_gguf_name(path: Path, *, kind: str = "model") -> None:

@@ -46,6 +46,13 @@ def test_wilson_interval_as_published(hits: int, total: int, low: float, high: f
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
+@pytest.mark.parametrize("total", range(1, 200))
+def test_an_interval_that_reaches_an_end_has_it_as_a_bound(total: int) -> None:
+    """Without what rounding leaves of the square root: 1.7e-18 is no share of anything."""
+    assert share(0, total).low == 0.0
+    assert share(total, total).high == 1.0
+
+
 def test_interval_of_a_mean_by_hand() -> None:
     """Mean ± 1.96 · sample deviation / √n, cut to [0, 1]."""
     found = mean([0.25, 0.5, 0.75])

@@ -80,7 +80,7 @@ def test_what_is_not_known_is_left_out(show: Show) -> None:
 
 def test_a_finding_that_is_over_says_so_and_asks_for_nothing(show: Show) -> None:
     finding = {"step": 140, "finding": "sft_memorises", "stage": "sft", "text": "it rose"}
-    lasting = show(findings=[{**finding, "remedy": "Lower sft.epochs.", "until": None}])
+    lasting = show(findings=[{**finding, "remedy": "Lower `sft.epochs`.", "until": None}])
     assert "sft: sft_memorises, step 140 to the end: it rose. Lower sft.epochs." in lasting
     over = show(findings=[{**finding, "remedy": "Lower sft.epochs.", "until": 154}])
     assert "sft: sft_memorises, step 140, cleared at step 154: it rose." in over

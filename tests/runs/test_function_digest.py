@@ -163,7 +163,7 @@ FILES = {
     "package_of_mine/lazy": "bonus = 5\n",
     "not_imported_of_mine": "UNUSED = 1\n",
 }
-EDITS = ["LIMIT = 10", "FACTOR = 3", "SIZE = 1", "DEEP = 1", "bonus = 5", "# the sum"]
+EDITS = ["LIMIT = 10", "FACTOR = 3", "SIZE = 1", "DEEP = 1", "bonus = 5"]
 
 
 def digest_of(folder: Path, *, edit: tuple[str, str] = ("", "")) -> Any:
@@ -186,9 +186,14 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_text_of_what_a_named_reward_imports_counts(on_path: Path) -> None:
-    """Constants, packages without a file of their own, an import inside the function, a comment."""
+    """Constants, packages without a file of their own, an import inside the function.
+
+    Its comments and its layout do not.
+    """
     first = digest_of(on_path)
     assert digest_of(on_path) == first
+    assert digest_of(on_path, edit=("# the sum", "# what counts")) == first
+    assert digest_of(on_path, edit=("LIMIT = 10\n", "LIMIT = (\n    10\n)\n\n\n")) == first
     assert digest_of(on_path, edit=("UNUSED = 1", "UNUSED = 2")) == first
     edited = [digest_of(on_path, edit=(text, f"{text}7")) for text in EDITS]
     assert len({first, *edited}) == 1 + len(EDITS)

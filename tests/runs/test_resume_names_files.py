@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from resumed_runs import cut, given, go
 
-from posttrain.runs import read_json
+from posttrain.runs import read_json, write_sealed
 from posttrain.runs.drift import differences, settings
 
 FILES = {
@@ -46,9 +46,12 @@ def write(folder: Path, **edited: str) -> None:
 @pytest.mark.parametrize(
     ("edited", "named"),
     [
-        ({"scale_of_mine": "SCALE = 0.5  # as before\n"}, "scale_of_mine.py"),
+        ({"scale_of_mine": "SCALE = 0.75\n"}, "scale_of_mine.py"),
         ({"words": "FACTOR = 2.0\n"}, "kit_of_mine/words.py"),
-        ({"points_of_mine": FILES["points_of_mine.py"] + "\n"}, "points_of_mine.py"),
+        (
+            {"points_of_mine": '"""Read by some."""\n' + FILES["points_of_mine.py"]},
+            "points_of_mine.py",
+        ),
         (
             {"scale_of_mine": "SCALE = 1\n", "words": "FACTOR = 1\n"},
             "kit_of_mine/words.py, scale_of_mine.py",
@@ -71,6 +74,33 @@ def test_the_file_is_named(
     assert noted[0]["changes"] == [f"{KEY}: has changed: {named}"]
 
 
+def test_comments_and_layout_are_no_change(values: dict[str, Any], tmp_path: Path) -> None:
+    """A run goes on where the code is what it was; a broken copy of it is another."""
+    cut(values, save=2)
+    laid_out = FILES["points_of_mine.py"].replace(" * ", "  *  ").replace("return", "return  ")
+    write(tmp_path, scale_of_mine="# what a letter is worth\nSCALE = (\n    0.5\n)\n")
+    (tmp_path / "points_of_mine.py").write_text(laid_out + "# the end\n")
+    _, text = go(values, resume=True)
+    assert "rl: goes on from step 1" in text
+    assert "allowed to change" not in text
+
+
+def test_a_record_of_an_older_posttrain_says_so(values: dict[str, Any], tmp_path: Path) -> None:
+    """Its digests are of the whole text: they differ, and nobody can tell by what."""
+    cut(values, save=2)
+    path = tmp_path / "run" / "config.json"
+    config = read_json(path)
+    config["contents"] = dict.fromkeys(config["contents"], "0" * 16)
+    files = config["files"]
+    config["files"] = {key: dict.fromkeys(table, "1" * 16) for key, table in files.items()}
+    write_sealed(path, config)
+    told = "has changed, or only its comments: the run is of an older posttrain, which compared"
+    with pytest.raises(ValueError, match=rf"{KEY}: {told}"):
+        go(values, resume=True)
+    _, text = go(values, resume=True, allow_changes=["contents"])
+    assert f"allowed to change: {KEY}: has changed, or only its comments" in " ".join(text.split())
+
+
 def test_a_finished_run_names_it_too(values: dict[str, Any], tmp_path: Path) -> None:
     """And where nothing has changed, nothing is done; the files themselves are no settings."""
     done, _ = go(values)
@@ -86,15 +116,15 @@ def test_a_value_is_told_from_a_file() -> None:
     """What the function holds may change without its files; older runs have recorded none."""
     old: dict[str, Any] = {
         "contents": {"task": "a" * 16},
-        "files": {"contents.task": {"a.py": "1"}},
+        "files": {"contents.task": {"a.py": "parsed:1"}},
     }
     new: dict[str, Any] = {
         "contents": {"task": "b" * 16},
-        "files": {"contents.task": {"a.py": "1"}},
+        "files": {"contents.task": {"a.py": "parsed:1"}},
     }
     (told,) = differences(old, new)
     assert told == "contents.task: has changed: no file, but a value that it holds or Python itself"
-    moved = {**new, "files": {"contents.task": {"my/a.py": "1", "new.py": "2"}}}
+    moved = {**new, "files": {"contents.task": {"my/a.py": "parsed:1", "new.py": "parsed:2"}}}
     assert differences(old, moved) == ["contents.task: has changed: new.py"]
     assert differences(moved, old) == ["contents.task: has changed: new.py"]
     assert differences({"contents": old["contents"]}, new) == ["contents.task: has changed"]

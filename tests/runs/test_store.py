@@ -2,15 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from posttrain.cli import viewing
 from posttrain.runs import Filter, Rollouts, index, rollout_file, store, write_rollouts
 from posttrain.runs.store import SHOWN
 from posttrain.types import Prompt, Rollout, Score, Turn
+from posttrain.types.text import ScoreState
 
 REWARDS = {1: [0.0, 1.0, 0.5, 1.0], 2: [1.0, 0.25, 0.0, 0.5], 30: [0.75, 0.0, 1.0, 0.25]}
 
@@ -93,6 +96,15 @@ def test_filters(where: Filter, expected: list[tuple[int, int]], folder: Path) -
     rollouts = Rollouts(folder)
     assert places(rollouts.page(where)) == expected
     assert rollouts.count(where) == rollouts.page(where, limit=1).total == len(expected)
+
+
+def test_a_state_that_no_rollout_can_have_is_refused() -> None:
+    """What is accepted is what is stored, and one word for all that is not ok."""
+    for state in (None, "broken", *get_args(ScoreState)):
+        assert Filter(state=state).state == state
+    with pytest.raises(ValueError, match="state: 'time-out' is none; did you mean 'timeout'"):
+        Filter(state="time-out")
+    assert {*get_args(viewing.State)} == {"broken", *get_args(ScoreState)}
 
 
 def test_what_is_broken_and_what_has_no_score(tmp_path: Path) -> None:

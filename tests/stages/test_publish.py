@@ -148,6 +148,28 @@ def test_the_card_says_what_the_run_did(run: Run) -> None:
     assert "/tmp" not in card
 
 
+def test_the_card_says_what_the_diagnosis_knows(run: Run) -> None:
+    """That a short run shows little, and what was found, with its name and its keys as code."""
+    source = CardSource(repo="org/name", recipe="")
+
+    def limits(**known: object) -> str:
+        facts = RunFacts(run.folder)
+        facts.__dict__.update(known)
+        return model_card(facts, source).rpartition("## Limits")[2]
+
+    assert re.search(
+        r"nothing was found wrong, but rl has \d steps?, too few to judge: some rules need 10\.",
+        limits(findings=[]),
+    )
+    assert "nothing was found wrong.\n" in limits(findings=[], unjudged="")
+    finding = {"stage": "eval", "finding": "nothing_learned", "step": 8, "until": None}
+    finding |= {"text": "it fell", "remedy": "Lower `rl.learning_rate`."}
+    told = limits(findings=[finding])
+    assert "too few to judge" in told
+    line = "* eval nothing\\_learned, step 8 to the end\\: it fell\\. Lower "
+    assert line + "<code>rl\\.learning\\_rate</code>\\." in told
+
+
 def test_text_of_others_stays_text(run: Run) -> None:
     """No heading, fence, table, tag, link or end of the metadata comes of it."""
     source = CardSource(

@@ -6,6 +6,7 @@ The run folder remembers a digest of each, so that an edited reward or data file
 from __future__ import annotations
 
 import ast
+import contextlib
 import copyreg
 import functools
 import hashlib
@@ -28,7 +29,7 @@ from posttrain.config.paths import PIECES, WORDS
 from posttrain.data.row_files import SUFFIXES
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
-from posttrain.runs.drift import FILES
+from posttrain.runs.drift import FILES, PARSED
 from posttrain.types import whole
 
 _FILES = ("data", "test_data", "backbone")
@@ -161,7 +162,9 @@ _LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, 
 
 
 def function_digest(function: Any) -> str:
-    """A digest that is the same in every process, and another after any edit, of a comment too.
+    """A digest that is the same in every process, and another after any edit of the code.
+
+    Comments and layout are no code; a docstring is, for it can be read.
 
     It is of the files of the user's modules that the function leads to and of what these import,
     and of the values it holds: defaults, bound arguments, closure, attributes, the globals it
@@ -186,7 +189,7 @@ def _looked_at(function: Any) -> tuple[str, dict[str, str]]:
     digest.update(repr(list(files.values())).encode())
     named: dict[str, str] = {}
     for file, text in files.items():  # the same name in two folders of modules is both
-        named[_short(file)] = named.get(_short(file), "") + text[:16]
+        named[_short(file)] = named.get(_short(file), "") + text[: len(PARSED) + 16]
     return digest.hexdigest()[:16], named
 
 
@@ -284,19 +287,20 @@ def _files(modules: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in map(os.path.realpath, waiting):  # which grows
         if file not in found and os.path.isfile(file) and _is_users_file(file):
-            text = Path(file).read_bytes()
-            found[file] = hashlib.sha256(text).hexdigest()
-            waiting += [path for path in _imports(Path(file), text) if os.path.isfile(path)]
+            text, tree = Path(file).read_bytes(), ast.Module([], [])
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+                tree = ast.parse(text)  # not where it is compiled, or broken since its import
+                text = ast.dump(tree, annotate_fields=False).encode("utf-8", "surrogatepass")
+            found[file] = PARSED + hashlib.sha256(text).hexdigest()
+            waiting += [path for path in _imports(Path(file), tree) if os.path.isfile(path)]
     return found
 
 
-def _imports(file: Path, text: bytes) -> Iterator[str]:
+def _imports(file: Path, tree: ast.Module) -> Iterator[str]:
     """The files that a file may import, wherever in it the statement stands; none is run."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):  # compiled, or broken since it was imported
-        return
-    for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
         level, module = getattr(node, "level", 0), getattr(node, "module", None)
         above = [str(path) for path in file.parents]  # a linked install is on no path
         folders = above[level - 1 : level] if level else filter(_is_users_file, [*sys.path, *above])

@@ -21,8 +21,8 @@ from posttrain.config.read import read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE, of_any_model
 from posttrain.models import save
 from posttrain.models.files.model_objects import model_object
-from posttrain.registry import near_path
 from posttrain.runs import RunFolder, write_json
+from posttrain.runs.drift import compared_otherwise
 from posttrain.runs.files import read_record
 from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
@@ -90,12 +90,14 @@ class Source:
         """
         if self.run is None or not (self.run / "config.json").exists():
             return []
-        then = RunFolder(self.run).config.get("contents", {})
+        config = RunFolder(self.run).config
+        then = config.get("contents", {})
         used = [name for name in ("task", "rewards") if name not in given]
         named: dict[str, Any] = {name: self.values[name] for name in used if name in self.values}
         now = fingerprints(self.recipe(named)).get("contents", {})
         changed = [key for key in now if then.get(key, now[key]) != now[key]]
-        return [f"{key}: has changed since {self.run} used it" for key in changed]
+        whole = {key: compared_otherwise(config, f"contents.{key}") for key in changed}
+        return [f"{key}: has changed since {self.run} used it{whole[key]}" for key in changed]
 
     def recipe(self, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
         """Settings as a checked recipe."""
@@ -138,19 +140,6 @@ def trained_model(model: object) -> str:
     name = model_name(model)
     run = Path(name).expanduser()
     return str(policy_of(RunFolder(run))) if (run / "run.json").is_file() else name
-
-
-def check_exists(given: str) -> None:
-    """Refuse a name that nothing here has, and that only the hub could know."""
-    path = Path(given).expanduser()
-    if given == "tiny" or path.exists():
-        return
-    near = near_path(path)
-    hint = f" (did you mean {near}?)" if near is not None else ""
-    raise ValueError(
-        f"{given}: no such run folder, recipe or model folder here{hint}; a hub id needs --task "
-        "NAME"
-    )
 
 
 def finished(folder: str) -> bool:

@@ -19,14 +19,13 @@ from posttrain.build.setup import Setup, Supplied
 from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
 from posttrain.check.checklist import CHECKS, run_checks
-from posttrain.check.verdicts import AREAS, Area, CheckFailedError, Line, Report
+from posttrain.check.verdicts import AREAS, CheckFailedError, Line, Report
 from posttrain.config import Quantity, Recipe, arithmetic, read_recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, read_values
 from posttrain.models.quiet import compiler_explained
 from posttrain.track.progress import phase
 
 __all__ = [
-    "Area",
     "CheckFailedError",
     "Line",
     "Report",

@@ -63,6 +63,10 @@ app.add_typer(clusters, name="cluster")
 SOURCE = "A run folder, a recipe, a model folder, tiny, a GGUF file or a hub id."
 # Everything after the recipe is an override: --rl.steps 6, --task.digits=2.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+# The recipe is the first of these words; typer, which does not parse it, shows it all the same.
+RECIPE: dict[str, Any] = {"cls": WithOverrides, "context_settings": OVERRIDES}
+OF_RECIPE = {**RECIPE, "options_metavar": "[OPTIONS] RECIPE.toml"}
+MAY_RECIPE = {**RECIPE, "options_metavar": "[OPTIONS] [RECIPE.toml]"}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 AUDIT = "Check the algorithm's checklist at every RL step, and stop where it does not hold."
 Audit = Annotated[bool, typer.Option("--audit", help=AUDIT)]
@@ -104,7 +108,7 @@ def _main(*, version: Annotated[bool, VERSION] = False) -> None:
     """Reinforcement-learning post-training of language models."""
 
 
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
+@app.command(**OF_RECIPE)
 def run(
     context: typer.Context,
     *,
@@ -126,7 +130,7 @@ def run(
     run_recipe(given, command="run", dry_run=dry_run, audit=audit, resume=resumed)
 
 
-@app.command(name="resume", cls=WithOverrides, context_settings=OVERRIDES)
+@app.command(name="resume", **RECIPE)
 def resume_command(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was cut short.")],
@@ -139,7 +143,7 @@ def resume_command(
     resume_run(folder, context.args, allow_changes=list(allow_changes or []))
 
 
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
+@app.command(**OF_RECIPE)
 def check(
     context: typer.Context,
     *,
@@ -152,7 +156,7 @@ def check(
     raise typer.Exit(run_check(context.args, fast=fast, as_json=as_json))
 
 
-app.command(cls=WithOverrides, context_settings=OVERRIDES)(plan)
+app.command(**{**RECIPE, "options_metavar": "[OPTIONS] MODEL|RECIPE.toml"})(plan)
 
 
 ALONE: dict[Literal["sft", "prefer", "reward", "dpo"], str] = {
@@ -168,7 +172,7 @@ ALONE: dict[Literal["sft", "prefer", "reward", "dpo"], str] = {
 
 
 def _add_stage(stage: Literal["sft", "prefer", "reward", "dpo"]) -> None:
-    @app.command(name=stage, help=ALONE[stage], cls=WithOverrides, context_settings=OVERRIDES)
+    @app.command(name=stage, help=ALONE[stage], **MAY_RECIPE)
     def command(context: typer.Context, *, dry_run: DryRun = False) -> None:
         from posttrain.cli.recipes import run_recipe
 
@@ -179,7 +183,7 @@ for _stage in ALONE:
     _add_stage(_stage)
 
 
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
+@app.command(**MAY_RECIPE)
 def rl(
     context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False, check: Check = None
 ) -> None:
@@ -190,7 +194,7 @@ def rl(
     run_recipe(given, command="rl", dry_run=dry_run, audit=audit)
 
 
-@app.command(name="eval", cls=WithOverrides, context_settings=OVERRIDES)
+@app.command(name="eval", **RECIPE)
 def evaluate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=SOURCE)],
@@ -232,7 +236,7 @@ def grade(
     grade_rows(reward, file, arguments=context.args, out=out, grading=grading)
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(**RECIPE)
 def generate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=SOURCE)],
@@ -254,7 +258,7 @@ def generate(
     """What a model, a run or a recipe answers to a prompt."""
     from posttrain.cli.eval_arguments import check_arguments, generated_texts, stopping
 
-    check_arguments(context.args, [name for item in context.command.params for name in item.opts])
+    check_arguments(context.args)
     texts = generated_texts(
         model,
         prompt,
@@ -271,7 +275,7 @@ def generate(
         say(text)
 
 
-app.command(cls=WithOverrides, context_settings=OVERRIDES)(play)
+app.command(**RECIPE)(play)
 app.command(name="from-trl")(from_trl)
 
 

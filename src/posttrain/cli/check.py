@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,7 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
             "check: name the recipe first: posttrain check RECIPE.toml [--rl.steps 6 …]"
         )
     path, *overrides = arguments
+    begun = time.monotonic()
     parse_overrides(overrides)
     with loading():
         from posttrain.check import check_file
@@ -39,6 +42,7 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
     # A reward may print: its output goes to stderr, because stdout is for the report.
     with contextlib.redirect_stdout(sys.stderr), showing(), phase("checking"):
         report = check_file(path, overrides, fast=fast)
+    report = replace(report, seconds=time.monotonic() - begun)  # with the libraries' loading
     if as_json:
         say_json(report.to_dict())
     else:

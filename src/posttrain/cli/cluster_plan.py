@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.config import read_recipe, resolve
+from posttrain.model_paths import check_run
 from posttrain.track.progress import loading, phase, showing
 from posttrain.track.safe_terminal import Terminal, say_json
 
@@ -33,6 +34,8 @@ def plan_recipe(arguments: Sequence[str], *, run: Path | None, as_json: bool, **
 
     ``asked`` are the fields of :class:`posttrain.distributed.plans.compared.Asked`.
     """
+    if run is not None:
+        check_run(run)
     path, *overrides = arguments
     recipe = resolve(read_recipe(path, overrides))
     if "rl" not in recipe.stages:

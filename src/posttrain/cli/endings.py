@@ -59,7 +59,7 @@ def needing_web_server(command: str, otherwise: str = "") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
             raise
-        install = "run `pip install 'posttrain[view]'`"
+        install = f"run `pip install 'posttrain[{command}]'`"
         raise ValueError(
             f"{command}: {error.name} is not installed; {install}{otherwise}"
         ) from error
@@ -155,6 +155,10 @@ def _give_up_broken_stdout() -> None:
 
 class WithOverrides(TyperCommand):
     """A command that takes ``--section.key value``; an option of its own, mistyped, is refused."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What may stand behind the command: the keys of a recipe too."""
+        return [*super().collect_usage_pieces(ctx), "[--section.key value …]"]
 
     def invoke(self, ctx: Any) -> Any:
         known = [name for item in self.params for name in item.opts if name.startswith("--")]

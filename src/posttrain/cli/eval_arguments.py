@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from posttrain.config.paths import check_given
 from posttrain.config.read import parse_overrides, parse_value
 from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
+from posttrain.model_paths import check_exists
 from posttrain.track.printable import command_line, printable
 from posttrain.track.progress import loading
 
@@ -33,7 +33,7 @@ def evaluation_recipe(
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
     from posttrain.build.grade_file import check_out
-    from posttrain.build.model_source import check_exists, find_source, finished
+    from posttrain.build.model_source import find_source, finished
 
     source = find_source(given)
     changes = parse_overrides(overrides)
@@ -42,7 +42,6 @@ def evaluation_recipe(
     values = source.evaluation(task=named, given=parts)
     recipe = source.recipe(values, [*overrides, *STAGES])
     if recipe.task is None:
-        check_exists(given)
         raise ValueError(
             "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
             "recipe, which know theirs"
@@ -64,8 +63,8 @@ def evaluation_recipe(
     return recipe
 
 
-def check_typed(task: str | None, overrides: Sequence[str]) -> None:
-    """Refuse unknown tasks and keys, and settings that would change nothing in an evaluation."""
+def check_typed(given: str, *, task: str | None, overrides: Sequence[str]) -> None:
+    """Refuse unknown tasks and keys, settings that would change nothing, and a missing model."""
     changes = parse_overrides(overrides)
     if task is not None:
         own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
@@ -80,6 +79,9 @@ def check_typed(task: str | None, overrides: Sequence[str]) -> None:
                 for path in idle
             ]
         )
+    if task is None and ("task", "name") not in changes:
+        check_exists(given)
+    check_given(given)
 
 
 def stopping(texts: Sequence[str] | None) -> list[str]:
@@ -91,22 +93,16 @@ def stopping(texts: Sequence[str] | None) -> list[str]:
     return ["--rl.stop", value_text(strings)] if texts else []
 
 
-def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
-    """Refuse a second prompt, and a mistyped option of ``generate`` that is no override."""
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse a second prompt, and what is no override that an answer depends on."""
     for word in arguments[:1]:
         if not word.startswith("--"):
             raise ValueError(f"generate: one prompt, in quotes; {word!r} is a second one")
     for word in arguments:
-        name = word.partition("=")[0]
-        if word.startswith("--") and "." not in name:
-            known = sorted(option for option in options if option.startswith("--"))
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"generate: no option {name}; {hint}Known: {', '.join(known)}")
         if word.startswith("--") and not word.startswith(("--model.", "--run.", "--rl.stop")):
             raise ValueError(
-                f"generate: {name} has no effect on an answer; beside its own options it takes "
-                "--model.KEY, and --run.device"
+                f"generate: {word.partition('=')[0]} has no effect on an answer; it takes "
+                "--model.KEY, --run.device and the options of posttrain generate --help"
             )
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.endings import needing_web_server
+from posttrain.config.paths import check_given
+from posttrain.model_paths import check_run, gguf_file
 from posttrain.track.printable import command_line
 from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import say
@@ -20,6 +22,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Add an adapter to its base, and write an ordinary Hugging Face folder."""
+    check_given(adapter)
     with loading():
         from posttrain.build.model_source import merge_adapter
 
@@ -29,14 +32,16 @@ def merge(
 
 @models.command(name="import")
 def import_model(
-    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    file: Annotated[str, typer.Argument(help="A GGUF file, or an installed package with one.")],
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
+    path = gguf_file(file)
+    check_given(str(path))
     with loading():
         from posttrain.build.model_source import import_gguf
 
-    import_gguf(file, folder)
+    import_gguf(path, folder)
     _say_written(folder)
 
 
@@ -48,6 +53,7 @@ def export_model(
     kind: Annotated[str, typer.Option("--type", help="f32, f16 or q8_0.")] = "f16",
 ) -> None:
     """Write a model of Llama's or Qwen's shape as a GGUF file, for llama.cpp."""
+    check_given(folder)
     with loading():
         from posttrain.build.model_source import export_gguf
 
@@ -69,6 +75,7 @@ def card(
     license: LICENSE = "",
 ) -> None:
     """Write the model card of a run: data, recipe, results, seeds, how to load it."""
+    check_run(run)
     with loading():
         from posttrain.runs import write_text
         from posttrain.stages.whole.publish import prepare_publication
@@ -92,6 +99,7 @@ def push(
     license: LICENSE = "",
 ) -> None:
     """Upload the model of a run to the hub, with a card written from the run."""
+    check_run(run)
     with loading():
         from posttrain.stages.whole.publish import prepare_publication, upload
 
@@ -120,6 +128,7 @@ def serve(
     """Serve a model to clients of OpenAI: chat, completions, log-probs, streams."""
     if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
         raise ValueError(f"--host {host}: others can reach it; set --api-key KEY as well")
+    check_given(model)
     with loading(), needing_web_server("serve"):
         from posttrain.serving.http_server import serve as serve_http
         from posttrain.serving.service import Service

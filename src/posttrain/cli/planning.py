@@ -42,15 +42,14 @@ def plan(
     ] = 1.25,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What fits: posttrain plan MODEL|RECIPE.toml [--gpu 8GB] [--section.key value …].
+    r"""What fits: posttrain plan MODEL|RECIPE.toml [--gpu 8GB] [--section.key value …].
 
     Memory and time of a step are counted from the model's configuration alone: nothing is
     downloaded or allocated. With --learners, --engines, --max-lag or --from (or a recipe that has
-    a [cluster]): how fast a cluster would be that is not there yet. The costs of sampling and
+    a \[cluster]): how fast a cluster would be that is not there yet. The costs of sampling and
     learning are measured here, or taken from a run; the queues of the cluster are simulated.
     """
     from posttrain.cli.cluster_plan import plan_recipe, plans_cluster
-    from posttrain.cli.memory_plan import plan_memory
 
     if not context.args or context.args[0].startswith("-"):
         raise ValueError(
@@ -61,6 +60,8 @@ def plan(
     if gpu is not None and of_cluster:
         raise ValueError("--gpu: is about one machine; drop it, or drop what asks for a cluster")
     if gpu is not None or not (of_cluster or plans_cluster(context.args)):
+        from posttrain.cli.memory_plan import plan_memory
+
         source, *overrides = context.args
         plan_memory(
             source, overrides, gpu=gpu, prompt_tokens=prompt_tokens, shape=shape, as_json=as_json

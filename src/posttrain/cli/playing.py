@@ -157,8 +157,6 @@ def _check(
         if not word.startswith("--") and overrides.index(word) == 0:
             raise ValueError(f"play: one environment; {word!r} is a second one")
         name = word.partition("=")[0]
-        if word.startswith("--") and "." not in name:
-            raise ValueError(f"play: no option {name}; posttrain play --help lists them")
         sections = ("--model.", "--run.", "--task.", "--rewards.", "--grading.")
         if word.startswith("--") and not word.startswith(sections):
             known = ", ".join(f"{section}KEY" for section in sections)

@@ -20,8 +20,9 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.config.paths import check_given, check_model_paths
+from posttrain.config.paths import check_model_paths
 from posttrain.config.read import parse_overrides
+from posttrain.model_paths import check_run
 from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import Terminal
 
@@ -59,8 +60,10 @@ def resume_run(folder: Path, overrides: Sequence[str], *, allow_changes: Sequenc
     """Resume the run in a folder, by the recipe that it holds and what is to change of it."""
     if any(path[:2] == ("run", "folder") for path in parse_overrides(overrides)):
         raise ValueError(f"--run.folder: has no effect here, the run stays in {folder}; drop it")
-    console = Terminal()
+    console, typed, here = Terminal(), folder, Path.cwd()
     folder = folder.absolute()
+    if not folder.is_dir() or not any(folder.glob(".*.tmp")):  # left by a start that was killed
+        check_run(typed)
     with loading():
         from posttrain.build.model_source import go_back, recorded_recipe
         from posttrain.runs import RunFolder
@@ -69,6 +72,7 @@ def resume_run(folder: Path, overrides: Sequence[str], *, allow_changes: Sequenc
     undo_killed(folder, resume=True)
     if moved := go_back(RunFolder(folder)):
         console.print(f"{folder}: {moved}", soft_wrap=True)
+    folder = typed if Path.cwd() == here else folder  # what is told stays as it was typed
     recipe = recorded_recipe(folder, overrides)
     _run(recipe, console=console, resume=True, allow_changes=_keys(allow_changes))
 
@@ -90,8 +94,7 @@ def evaluate_model(
     model: str, task: str | None, *, overrides: Sequence[str], out: Path | None, show: int = 0
 ) -> None:
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
-    check_typed(task, overrides)
-    check_given(model)
+    check_typed(model, task=task, overrides=overrides)
     with loading():  # mistakes in what was typed are reported before large libraries are loaded
         from posttrain.report import HeldOut, render_evaluation
         from posttrain.stages.eval import evaluate_recipe

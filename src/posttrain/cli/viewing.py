@@ -20,6 +20,7 @@ from posttrain.track.shown import number
 
 Order = Literal["step", "reward", "advantage", "length"]
 State = Literal["ok", "broken", "invalid", "timeout", "crashed"]
+BROKEN = "How its score is; broken is any of invalid, timeout and crashed."
 Stop = Literal["stop", "length", "stop_string", "max_turns", "max_tokens"]
 
 
@@ -107,7 +108,7 @@ def samples(
     min_reward: Annotated[float | None, typer.Option(help="With this reward or more.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="With this reward or less.")] = None,
     group: Annotated[int | None, typer.Option(help="Of this group of its step.")] = None,
-    state: Annotated[State | None, typer.Option(help="How its score is; broken: not ok.")] = None,
+    state: Annotated[State | None, typer.Option(help=BROKEN)] = None,
     stop_reason: Annotated[Stop | None, typer.Option(help="How it ended.")] = None,
     prompt_id: Annotated[str | None, typer.Option(help="Of this prompt.")] = None,
     text: Annotated[str | None, typer.Option(help="With this text, in prompt or answer.")] = None,

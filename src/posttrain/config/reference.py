@@ -1,4 +1,4 @@
-"""The documentation of recipes, made from the models: ``python -m posttrain.config`` prints it."""
+"""The documentation of recipes, made from the models: docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.config.usual import USUAL
 HEAD = """\
 # Configuration
 
-<!-- Written by `python -m posttrain.config > docs/configuration.md`: change the code, not this. -->
+<!-- Written by `make pages`: change the code, not this. -->
 
 A recipe is a TOML file. Every key has a default; what you leave out is filled in from the row of
 the algorithm (`posttrain explain grpo` prints it) and from the tables below.

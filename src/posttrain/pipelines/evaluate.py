@@ -252,7 +252,9 @@ def share(hits: float, total: int) -> Estimate:
     centre = (value + square / (2 * total)) / (1 + square / total)
     half = _Z / (1 + square / total)
     half *= math.sqrt(value * (1 - value) / total + square / (4 * total**2))
-    return Estimate(value=value, low=max(0.0, centre - half), high=min(1.0, centre + half))
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    # Rounding alone keeps the bound at an end away from it.
+    return Estimate(value=value, low=low if hits else 0.0, high=high if hits < total else 1.0)
 
 
 def mean(values: Sequence[float]) -> Estimate:

@@ -5,8 +5,8 @@
 """
 
 from posttrain.report.facts import RunFacts
-from posttrain.report.held_out import HeldOut, Share, held_out
-from posttrain.report.overview import Overview, compare, find_runs, overview
+from posttrain.report.held_out import HeldOut, held_out
+from posttrain.report.overview import compare, find_runs, overview
 from posttrain.report.plot import plot_curves
 from posttrain.report.terminal import (
     render_comparison,
@@ -18,8 +18,6 @@ from posttrain.report.terminal import (
 __all__ = [
     "RunFacts",
     "HeldOut",
-    "Overview",
-    "Share",
     "compare",
     "find_runs",
     "held_out",

@@ -16,7 +16,8 @@ from posttrain.runs.files import read_record
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.metrics_file import Record, merge_steps
 from posttrain.runs.resume import BEFORE_PROBLEMS
-from posttrain.track.diagnosis.history import series
+from posttrain.track.diagnosis.history import WINDOW, series
+from posttrain.track.printable import counted
 from posttrain.track.shown import Ends, ends, over_steps
 
 Row = dict[str, Any]
@@ -132,6 +133,14 @@ class RunFacts:
     def findings(self) -> list[Row]:
         """The findings of the diagnosis, of all stages."""
         return self.run.findings()
+
+    @cached_property
+    def unjudged(self) -> str:
+        """Why it says little that no rule of the diagnosis holds; empty where it says much."""
+        steps = len(series(self.records("rl"), "reward/mean"))
+        if "rl" not in self.run.stages or steps >= 2 * WINDOW:
+            return ""
+        return f"rl has {counted(steps, 'step')}, too few to judge: some rules need {2 * WINDOW}"
 
     @cached_property
     def ways(self) -> dict[str, str]:

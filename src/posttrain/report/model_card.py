@@ -179,14 +179,15 @@ def _training(facts: RunFacts, source: CardSource) -> str:
 
 def _limits(facts: RunFacts) -> str:
     known = "Nobody has checked this model for safety, bias or facts beyond the numbers above."
+    short = f", but {facts.unjudged}" * bool(facts.unjudged)
     if not facts.findings:
-        return f"{known} No problem was found during training."
-    lines = [known, "", "Problems found during training:", ""]
+        return f"{known} While it trained, no problem was found{short}."
+    lines = [known, "", f"Problems found during training{short}:", ""]
     for finding in facts.findings:
         when, text = describe_finding(finding)
-        told = f"{finding.get('stage', '')} {finding.get('rule', '')}".strip()
-        said = without_folders(f"{told}, {when}: {text}")
-        lines.append(f"* {escaped(said, limit=500)}")
+        told = f"{finding.get('stage', '')} {finding.get('finding', '')}".strip()
+        said = escaped(without_folders(f"{told}, {when}: {text}"), limit=500)
+        lines.append("* " + re.sub(r"\\`(.*?)\\`", r"<code>\1</code>", said))
     return "\n".join(lines)
 
 

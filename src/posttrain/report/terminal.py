@@ -122,7 +122,7 @@ def _finding(finding: Mapping[str, Any]) -> Text:
     stage = finding.get("stage", "rl")
     where = "" if stage == "rl" else f"{printable(stage)}: "
     head = f"{where}{printable(finding['finding'])}, {steps}: "
-    return Text.assemble((head, "yellow"), printable(text), overflow="fold")
+    return Text.assemble((head, "yellow"), printable(text.replace("`", "")), overflow="fold")
 
 
 def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:

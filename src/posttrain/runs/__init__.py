@@ -26,7 +26,7 @@ from posttrain.runs.rollouts import (
     token_ages,
     write_rollouts,
 )
-from posttrain.runs.store import Filter, Page, Rollouts
+from posttrain.runs.store import Filter, Rollouts
 
 __all__ = [
     "RunFolder",
@@ -56,6 +56,5 @@ __all__ = [
     "Filter",
     "Ledger",
     "rollout_writer",
-    "Page",
     "Rollouts",
 ]

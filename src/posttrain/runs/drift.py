@@ -13,6 +13,8 @@ from posttrain.track.encoding import encode_json
 
 FILES = "files"
 """The key of a config for the files behind each function, which only tell what has changed."""
+PARSED = "parsed:"
+"""How the digest of such a file begins, where it is of the code without comments and layout."""
 _DIGEST = re.compile(
     r'^"(?:(rows):)?(?:[0-9a-f]{16}|[0-9a-f]{64})"$'
 )  # of a file, rows, a function
@@ -64,11 +66,19 @@ def _told(name: str, before: Mapping[str, str], *, after: Mapping[str, str]) -> 
 def _edited(name: str, *configs: Mapping[str, Any]) -> str:
     """Which files behind a function have changed, where both configs have recorded them."""
     old, new = (dict(config.get(FILES, {}).get(name, {})) for config in configs)
-    if not old or not new:
-        return ""
+    if not old or not new or (older := compared_otherwise(configs[0], name)):
+        return older if old and new else ""
     names = {each for each, digest in new.items() if digest not in old.values()}
     names |= {each for each, digest in old.items() if digest not in new.values()}
     return f": {', '.join(sorted(names)) or 'no file, but a value that it holds or Python itself'}"
+
+
+def compared_otherwise(config: Mapping[str, Any], name: str) -> str:
+    """What to say of a function whose digest is an older posttrain's; empty where it is not."""
+    known = config.get(FILES, {}).get(name, {}).values()
+    if all(digest.startswith(PARSED) for digest in known):
+        return ""
+    return ", or only its comments: the run is of an older posttrain, which compared these too"
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:

@@ -40,7 +40,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.registry import near_path
+from posttrain.model_paths import check_run
 from posttrain.runs.before import in_doubt
 from posttrain.runs.drift import differences
 from posttrain.runs.files import (
@@ -145,15 +145,8 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        mark = self.path / "run.json"
-        if not self.path.is_dir():
-            near = near_path(self.path)
-            raise ValueError(f"{self.path}: no such folder{f'; did you mean {near}?' * bool(near)}")
-        if not mark.is_file():
-            above = self.path.resolve().parent
-            hint = f"; {above} is one" if (above / "run.json").is_file() else ""
-            raise ValueError(f"{self.path}: is not a run folder (it has no run.json){hint}")
-        content = read_json(mark)
+        check_run(self.path)
+        content = read_json(self.path / "run.json")
         layout = content.get("layout") if isinstance(content, dict) else None
         if layout != LAYOUT:
             raise ValueError(

@@ -57,11 +57,12 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         options = command_line(*(word for key in keys for word in ("--allow-changes", key)))
         how = f"allow_changes={keys}" if "supplied" in old else options
         raise ValueError(
-            f"{folder.path}: cannot go on as the same run, because this has changed:\n  "
+            f"{folder.path}: cannot go on as the same run; to go on all the same, add {how}; this "
+            "has changed:\n  "
             + "\n  ".join(refused)
             + _why_not_longer(more, refused, schedule=config[longer or "run"].get("schedule"))
-            + f"\nPut it back as it was; or go on all the same, with {how}; or run the recipe "
-            "without resume: what is not finished, or depends on the change, starts anew"
+            + "\nOr put it back as it was; or run the recipe without resume: what is not finished, "
+            "or depends on the change, starts anew"
         )
     if changes:
         begins_at = newest(folder.stage("rl"))[0] if folder.begun("rl") else None

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from posttrain.registry import did_you_mean
 from posttrain.runs.index import (
     EMPTY,
     UNREADABLE,
@@ -23,6 +24,7 @@ from posttrain.runs.index import (
     save_index,
 )
 from posttrain.runs.rollouts import SCHEMA, rollout_file
+from posttrain.types.text import ScoreState
 
 _BROKEN = "broken"
 
@@ -31,7 +33,8 @@ _BROKEN = "broken"
 class Filter:
     """Which rollouts: all that is given must hold; bounds are inclusive.
 
-    ``state`` is one of a score's states, or ``"broken"`` for all but ``"ok"``. ``text`` is looked
+    ``state`` is one of a score's states, as the rollouts hold them, or ``"broken"`` for any of
+    ``"invalid"``, ``"timeout"`` and ``"crashed"``. ``text`` is looked
     for in prompts and completions, whatever the case; it alone has to read the step files.
     """
 
@@ -44,6 +47,11 @@ class Filter:
     stop_reason: str | None = None
     prompt_id: str | None = None
     text: str | None = None
+
+    def __post_init__(self) -> None:
+        known = (*get_args(ScoreState), _BROKEN)
+        if self.state is not None and self.state not in known:
+            raise ValueError(f"state: {self.state!r} is none; {did_you_mean(self.state, known)}")
 
 
 ALL = Filter()

@@ -35,8 +35,6 @@ __all__ = [
     "Stage",
     "TRACKERS",
     "Telling",
-    "TensorBoardTracker",
-    "WandbTracker",
     "leave_out",
     "phase",
     "printable",

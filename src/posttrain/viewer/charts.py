@@ -151,13 +151,15 @@ def stage_charts(run: ShownRun, stage: str) -> dict[str, Any]:
     charts = RL if stage == "rl" else FITTED
     config = facts.run.config.get(stage) or {}
     broken = facts.held_out.broken()
+    judged = ("rl", "eval") if stage == "rl" else (stage,)  # the end of rl is judged in eval
     drawn = [_drawn(chart, records, config=config) for chart in charts]
     return {
         "run": run.name,
         "stage": stage,
         "stages": [name for name in TITLES if facts.run.stage(name).metrics.exists()],
         "charts": [chart for chart in drawn if chart["curves"]],
-        "findings": [_finding(row) for row in facts.findings if row["stage"] == stage],
+        "findings": [_finding(row) for row in facts.findings if row["stage"] in judged],
+        "unjudged": facts.unjudged,
         "last_step": int(records[-1]["step"]) if records else 0,
         "steps": config.get("steps"),
         "results": _results(facts),

@@ -7,8 +7,8 @@ from posttrain.track.diagnosis.findings import (
     Finding,
     read_findings,
 )
-from posttrain.track.diagnosis.history import Background, Seen
-from posttrain.track.diagnosis.rules import RULES, Rule
+from posttrain.track.diagnosis.history import Background
+from posttrain.track.diagnosis.rules import RULES
 
 __all__ = [
     "FILE_NAME",
@@ -16,8 +16,6 @@ __all__ = [
     "Diagnosis",
     "Finding",
     "RULES",
-    "Rule",
-    "Seen",
     "Background",
     "read_findings",
 ]

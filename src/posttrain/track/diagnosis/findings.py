@@ -24,7 +24,8 @@ KEPT_START, KEPT = 2 * WINDOW, 500  # steps of history: the first ones, and all 
 class Finding:
     """A rule that began to hold at ``step``, and was over at ``until`` unless it still holds.
 
-    ``change`` are overrides for the next run, where a change of the recipe can help.
+    ``change`` are overrides for the next run, where a change of the recipe can help. ``remedy`` has
+    keys in backticks, which a terminal shows without.
     """
 
     rule: str
@@ -35,7 +36,7 @@ class Finding:
     change: str = ""
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.text}. {self.remedy}"
+        return f"step {self.step}: {self.text}. {self.remedy}".replace("`", "")
 
 
 class Diagnosis:

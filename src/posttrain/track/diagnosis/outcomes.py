@@ -23,10 +23,12 @@ from posttrain.track.diagnosis.history import (
     sft_scaled,
     share_error,
 )
+from posttrain.track.printable import counted
 from posttrain.track.shown import over_steps
 
 LONG = 200  # steps after which a run without progress is reported before its end
 MANY_PASSES = 100
+CLEARLY_LESS = -2.5  # errors by which held-out problems have fallen
 HARDLY = 0.02  # nats a sequence: a policy this close to the reference has hardly moved
 
 
@@ -47,7 +49,8 @@ def memorised(history: History, setup: Background) -> Seen | None:
 def nothing_learned(history: History, setup: Background) -> Seen | None:
     """After 200 steps, or at the end of at least 10, neither the training reward nor held-out
     problems have risen beyond chance; with dynamic sampling, where the training reward cannot show
-    it, held-out problems alone count, given two evaluations.
+    it, held-out problems alone count, given two evaluations. At the end of any number of steps,
+    where held-out problems have fallen by 2.5 times what chance explains.
     """
     return _unmoved(history, setup, least=LONG)
 
@@ -56,29 +59,31 @@ def nothing_learned_at_end(history: History, setup: Background) -> Seen | None:
     """:func:`nothing_learned` at the end of rl; the stage eval decides where it follows."""
     if setup.stage == "rl" and "eval" in setup.stages:
         return None
-    return _unmoved(history, setup, least=2 * WINDOW)
+    fell = _held_out(history, setup)[2] < CLEARLY_LESS
+    return _unmoved(history, setup, least=1 if fell else 2 * WINDOW)
 
 
 def _unmoved(history: History, setup: Background, *, least: int) -> Seen | None:
     rewards = series(history, "reward/mean")
     agreed = series(history, AGREE)
-    if len(rewards) < least or (agreed and statistics.median(agreed) >= 0.99):
-        return None  # where all groups agree, the rule no_signal applies
     found = gap(history, setup)
-    if found is not None and found.clear:
-        return None  # the rule memorised applies
+    if len(rewards) < least or (found is not None and found.clear):
+        return None  # where the gap is clear, the rule memorised applies
     what, span, rise = _held_out(history, setup)
-    if rise > 2:
-        return None
-    steps, worse = f"in {len(rewards)} steps", rise < -2.5
+    steps = f"in {counted(len(rewards), 'step')}"
+    worse, all_agree = rise < CLEARLY_LESS, bool(agreed) and statistics.median(agreed) >= 0.99
+    if rise > 2 or (all_agree and not worse):
+        return None  # where all groups agree, the rule no_signal applies
+    alone = f"{steps} {what} went {span}"
     if resamples(history, setup):
-        text = f"{steps} {what} went {span}"
-        return Seen(text, *_reason(history, setup, fell=worse)) if what else None
+        return Seen(alone, *_reason(history, setup, fell=worse)) if what else None
     count = max(WINDOW, len(rewards) // 5)
     first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
     error = noise(rewards, steps=count)
     if last - first > 2 * error:
         return None
+    if len(rewards) < WINDOW:  # too few to know what chance explains
+        return Seen(alone, *_reason(history, setup, fell=worse))
     text = f"{steps} the training reward went from {first:.3f} to {last:.3f} ({over_steps(count)}; "
     text += f"chance explains ±{2 * error:.3f})" + (f", and {what} {span}" if what else "")
     fell = first - last > 3 * error and first - last > 0.02

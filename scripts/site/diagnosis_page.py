@@ -1,4 +1,4 @@
-"""``docs/diagnosis.md``, made from the rules: ``python -m posttrain.track.diagnosis`` prints it."""
+"""``docs/diagnosis.md``, made from the rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.track.diagnosis.rules import RULES, Rule
 HEAD = f"""\
 # Diagnosis
 
-<!-- Written by `python -m posttrain.track.diagnosis > docs/diagnosis.md`: change the code. -->
+<!-- Written by `make pages`: change the code, not this. -->
 
 While a run trains, rules read its [metrics](metrics.md) and say in plain words what goes wrong and
 which key to change. It is advice: the run goes on. `posttrain run` prints each finding when it
