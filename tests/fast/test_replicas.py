@@ -299,7 +299,8 @@ def test_a_loss_or_a_model_of_a_users_own_is_called_by_one_thread(
     assert replicas.take(functools.partial(token_mean, given=clipped))
     wrapped = functools.wraps(clipped)(lambda *given: clipped(*given))
     given = functools.partial(token_mean, given=loss)
-    for own in (loss, functools.partial(loss), given, wrapped):
+    decorated = torch.no_grad()(loss)  # whose code around it is of PyTorch
+    for own in (loss, functools.partial(loss), given, wrapped, decorated):
         assert not replicas.take(own)
     one.step(batch, Objective(loss))
     assert shared == []

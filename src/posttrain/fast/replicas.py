@@ -126,9 +126,10 @@ def is_known(function: Callable[..., Any]) -> bool:
     if isinstance(function, functools.partial):
         given = (function.func, *function.args, *function.keywords.values())
         return all(is_known(one) for one in given if callable(one))
-    written = getattr(function, "__globals__", {})  # functools.wraps copies __module__
-    module = written.get("__name__") or getattr(function, "__module__", None)
-    return (module or type(function).__module__).split(".")[0] in KNOWN
+    written = getattr(function, "__globals__", {}).get("__name__")  # of what may be around it
+    named = getattr(function, "__module__", None)  # functools.wraps copies that
+    homes = [home for home in (written, named) if home] or [type(function).__module__]
+    return all(home.split(".")[0] in KNOWN for home in homes)
 
 
 def replicas_for(model: nn.Module, threads: int) -> int:
