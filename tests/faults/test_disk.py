@@ -178,7 +178,8 @@ def test_a_place_where_no_file_can_be_is_named_with_what_to_do(
 
 
 def test_errors_that_are_not_about_writing_stay_what_they_are(tmp_path: Path) -> None:
-    for error in (ValueError("x"), OSError("no number"), FileNotFoundError(2, "gone")):
+    others = [FileNotFoundError(2, "gone", named) for named in (None, b"as bytes", 99, "x")]
+    for error in (ValueError("x"), OSError("no number"), *others):
         with pytest.raises(type(error)) as raised, replacing(tmp_path / "file"):
             raise error
         assert raised.value is error
