@@ -331,8 +331,14 @@ def test_what_a_user_has_attached_need_not_be_copied() -> None:
     attached = {"lock": threading.Lock(), "loss": (2 * weight).sum(), "kept": torch.ones(2)}
     for name, value in attached.items():
         setattr(model.model, name, value)
+    inside: list[Any] = [{"lock": threading.Lock(), "part": model.lm_head}]
+    inside.append(inside)
+    model.model.inside = inside
     other = sharing_weights(model)
     assert all(getattr(other.model, name) is value for name, value in attached.items())
+    assert other.model.inside[0]["lock"] is inside[0]["lock"]
+    assert other.model.inside[0]["part"] is other.lm_head
+    assert other.model.inside[1] is other.model.inside
     assert other.model is not model.model
     assert other.model.layers[0].self_attn.config is other.config, "as all layers have it"
 

@@ -95,8 +95,13 @@ def sharing_weights(model: nn.Module) -> nn.Module:
     Those that learn are parameters of its own, for their gradients; the others are the same ones,
     and so is what a user has attached: a tokenizer, a lock, a tensor with its graph.
     """
-    attributes = (value for module in model.modules() for value in vars(module).values())
-    shared = (value for value in attributes if not isinstance(value, COPIED))
+    held: list[Any] = [vars(module) for module in model.modules()]
+    opened = set[int]()
+    for value in held:  # which grows by what containers have inside
+        if isinstance(value, dict | list | tuple | set) and id(value) not in opened:
+            opened.add(id(value))
+            held += value.values() if isinstance(value, dict) else value
+    shared = (value for value in held if not isinstance(value, COPIED))
     known: dict[int, Any] = {
         id(kept): kept for kept in (*shared, *model.buffers(), *model.parameters())
     }
