@@ -309,7 +309,7 @@ def test_the_page_says_what_a_result_began_from_and_bears_a_run_without_entropy(
     assert "dequantised from that Q4_K_M GGUF" in page
     command = f"posttrain run recipes/{found['recipe']} {' '.join(found['overrides'])}"
     assert f"Command   {command}\n" in page  # the recipe's header and the result: one start
-    assert "| 0 | 27.7 % | 35.0 % | – | 40 | 7.5 |" in page
+    assert "| 0 | 27.7% | 35.0% | – | 40 | 7.5 |" in page
     assert "The curve of accuracy is of the first 300 of these problems; before, after\n" in page
 
 

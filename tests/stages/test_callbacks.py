@@ -109,7 +109,7 @@ def test_in_sft(tmp_path: Path) -> None:
     ("returned", "told"),
     [
         (3, "it returned 3; expected a mapping"),
-        ({"reward/mean": 1.0}, "'reward/mean', which the record has already"),
+        ({"reward/mean": 1.0}, "'reward/mean', which is already in the record"),
         ({"own": "many"}, "could not convert string"),
     ],
 )

@@ -158,10 +158,10 @@ def test_the_card_says_what_the_diagnosis_knows(run: Run) -> None:
         return model_card(facts, source).rpartition("## Limits")[2]
 
     assert re.search(
-        r"nothing was found wrong, but rl has \d steps?, too few to judge: some rules need 10\.",
+        r"no problem was found, but rl has \d steps?, too few to judge: some rules need 10\.",
         limits(findings=[]),
     )
-    assert "nothing was found wrong.\n" in limits(findings=[], unjudged="")
+    assert "no problem was found.\n" in limits(findings=[], unjudged="")
     finding = {"stage": "eval", "finding": "nothing_learned", "step": 8, "until": None}
     finding |= {"text": "it fell", "remedy": "Lower `rl.learning_rate`."}
     told = limits(findings=[finding])
