@@ -349,14 +349,15 @@ def test_a_finished_run_without_a_policy_is_not_to_be_resumed(tmp_path: Path) ->
         posttrain.evaluate(done.folder.path)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, OSError])
 def test_a_picture_that_fails_costs_the_picture_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("no [font] of that name")
+        raise error("no [font] of that name")
 
     monkeypatch.setattr("posttrain.stages.results.plot_curves", broken)
     done, told = go(recipe(tmp_path / "plain"))
-    assert "could not be drawn: RuntimeError('no [font] of that name')" in told
+    assert f"could not be drawn: {error.__name__}('no [font] of that name')" in told
     assert done.folder.finished
     assert done.summary["stages"] == ["sft", "rl", "eval"]

@@ -11,6 +11,7 @@ from posttrain.build.setup import choose_device, hardware
 from posttrain.build.several.sweep import FOLDER
 from posttrain.config import Resolved
 from posttrain.data.row_objects import to_frame
+from posttrain.disk import MovedError, NotWrittenError
 from posttrain.report import RunFacts, plot_curves, render_summary
 from posttrain.report.facts import TRAINED, number_or_none
 from posttrain.runs import Rollouts, RunFolder, read_rollouts
@@ -142,7 +143,7 @@ def _draw_curves(run: Run, *, stage: str, console: Console) -> None:
     """The picture of the curves; without it, what was trained is no less finished."""
     try:
         run.plot(stage=stage)
-    except OSError:
-        raise  # a full disk: the summary could not be written either
+    except (MovedError, NotWrittenError):  # the summary could not be written either
+        raise
     except Exception as error:  # noqa: BLE001 - whatever the drawing library raises
         console.print(f"The curves could not be drawn: {printable(repr(error))}", markup=False)
