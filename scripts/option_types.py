@@ -110,7 +110,7 @@ def key_type(name: str, field: FieldInfo) -> str:
     if name in ROWS:
         return "str | PathLike[str] | Iterable[Mapping[str, Any]] | None"
     if name == "kl":
-        return 'KlOptions | Literal[False, "none", "loss", "reward"] | None'
+        return 'KlOptions | float | Literal[False, "none", "loss", "reward"] | None'
     if name == "tasks":
         return "Sequence[Mapping[str, Any]]"
     text = type_text(field.annotation)
@@ -203,7 +203,7 @@ def _beside(names: tuple[str, ...]) -> list[str]:
     for called in names:
         kind = class_name(SHARED[called])
         kind = "Sequence[Mapping[str, Any]]" if called == "sweep" else kind
-        kind = f"{kind} | bool" if called == "adapter" else kind
+        kind = f"{kind} | int" if called == "adapter" else kind
         lines.append(f"    {called}: {kind}")
     return lines
 

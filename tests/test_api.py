@@ -270,3 +270,22 @@ def test_keys_of_run_are_given_as_options(tmp_path: Path) -> None:
         posttrain.rl(run_options={"stages": ["rl"], "seed": 1}, **given)
     with pytest.raises(ValueError, match=r"run\.device: must be"):
         posttrain.evaluate("tiny", task=TASK, model_options=MODEL, run_options={"device": "gpu"})
+
+
+def test_an_unknown_option_of_generate_is_named() -> None:
+    options: dict[str, Any] = {"max_tokens": 3}
+    hint = "generate: unknown option 'max_tokens'; did you mean 'max_new_tokens'"
+    with pytest.raises(ValueError, match=hint):
+        posttrain.generate("tiny", "a", **options)
+
+
+def test_an_evaluation_without_prompts_names_the_parameters() -> None:
+    with pytest.raises(ValueError, match="from Python, give prompts=… or task=…"):
+        posttrain.evaluate("tiny")
+
+
+def test_a_number_is_a_rank_and_a_coefficient(tmp_path: Path) -> None:
+    """What is refused is the steps alone."""
+    options: dict[str, Any] = {"steps": 0, "kl": 0.25, "adapter": 4}
+    with pytest.raises(ValueError, match=r"^rl\.steps: must be [^\n]*$"):
+        posttrain.rl(prompts=["a"], reward="length", folder=tmp_path / "run", **options)

@@ -12,7 +12,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 from posttrain.build.model_source import find_source, named_model, over
 from posttrain.build.rows import data_name, env_spec, has_test, preference_data, rows_task
@@ -28,6 +28,7 @@ from posttrain.options.stage_options import (
 from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Split
+from posttrain.registry import did_you_mean
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import open_player
@@ -257,6 +258,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     stop: Sequence[str] | None = None,
+    **unknown: Never,
 ) -> list[Rollout]:
     """What a model answers to a prompt, up to a string of ``stop``; greedy without a temperature.
 
@@ -265,6 +267,9 @@ def generate(
     its chat template, system message, stop strings and longest answer. Otherwise, without
     ``max_new_tokens``, 256 or what the context leaves.
     """
+    for name in unknown:
+        meant = did_you_mean(name, generate.__kwdefaults__ or ())
+        raise ValueError(f"generate: unknown option {name!r}; {meant}")
     with Policy(model, tokenizer=tokenizer, chat=chat, stop=stop) as policy:
         return policy.generate(
             prompt,

@@ -199,6 +199,12 @@ def _import(path: str, kind: str) -> Function:
         module = importlib.import_module(module_name)
         function = getattr(module, attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
+        lacks = (isinstance(error, ImportError) and error.name) or module_name
+        if not f"{module_name}.".startswith(f"{lacks}."):  # an import inside of it
+            raise ValueError(
+                f"{kind}: cannot import {path!r}: {module_name} imports {lacks}, which is not "
+                f"installed ({error}); install it, or move {attribute} into a file of its own"
+            ) from error
         if module is None:
             near = nearest(module_name, [file.stem for file in Path().glob("*.py")])
             meant = f"{near}:{attribute}" if near not in ("", module_name) else ""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 import pytest
@@ -129,6 +130,27 @@ def test_a_path_that_leads_nowhere_is_refused(path: str, reason: str) -> None:
         "from the current folder, or from the recipe's"
     ):
         resolve(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("import not_here.part", "not_here, which is not installed (No module named 'not_here')"),
+        ("from .no_part import x", "own_piece.no_part, which is not installed"),
+    ],
+)
+def test_an_import_of_the_module_itself_that_fails_is_named(
+    line: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is right, and nothing is said of its form."""
+    (tmp_path / "own_piece").mkdir()
+    (tmp_path / "own_piece" / "__init__.py").write_text(f"{line}\ndef f(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="tool: cannot import") as caught:
+        resolve("own_piece:f")
+    assert f"own_piece imports {why}" in str(caught.value)
+    assert "move f into a file of its own" in str(caught.value)
+    assert "package.module" not in str(caught.value)
 
 
 def test_a_path_to_something_else_is_refused() -> None:

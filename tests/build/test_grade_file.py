@@ -97,7 +97,11 @@ def test_a_file_of_which_every_row_is_broken_is_an_error(
 @pytest.mark.parametrize(
     ("rows", "reward", "message"),
     [
-        ([{"answer": "5"}], "exact", r"rows.jsonl:1: no column 'completion'"),
+        (
+            [{"answer": "5"}],
+            "exact",
+            r"rows.jsonl:1: no column 'completion' .*; add it or rename one$",
+        ),
         ([{"completion": 5, "answer": "5"}], "exact", r"rows.jsonl:1: 'completion' must be text"),
         (
             [{"completion": "5", "answer": "5"}, {"completion": "5", "gold": "5"}],

@@ -242,6 +242,8 @@ def test_a_run_of_python_objects_says_what_it_needs(tmp_path: Path, command: Com
         posttrain.evaluate(done.folder.path)
     said = command("eval", done.folder.path, "--task", "sort")
     assert "its rewards are objects" in said.err
+    with pytest.raises(ValueError, match="its task is an object, which a folder cannot hold"):
+        posttrain.evaluate(done.folder.path, reward="numeric")
     found = posttrain.evaluate(done.folder.path, prompts=["5+5="], reward=short)
     assert len(found.greedy[0].tokens) <= 4
     seen = object_task([{"prompt": "2+2=", "answer": "4"}])

@@ -228,15 +228,17 @@ RECIPE_REFUSED: dict[str, Cases] = {
         (
             {"task": None, "sft": {}, "rl": {}, "eval": {}},
             "task: missing, and sft and rl and eval cannot do without: "
-            'write [task] with name = "..."',
+            'write [task] with name = "..."; from Python, give prompts=… or task=…',
         ),
         (
             {"task": None, "sft": {}},
-            'task: missing, and sft cannot do without: write [task] with name = "..."',
+            'task: missing, and sft cannot do without: write [task] with name = "..."; from '
+            "Python, give prompts=… or task=…",
         ),
         (
             {"task": None, "prefer": {}, "reward": {}},
-            'task: missing, and prefer cannot do without: write [task] with name = "..."',
+            'task: missing, and prefer cannot do without: write [task] with name = "..."; from '
+            "Python, give prompts=… or task=…",
         ),
     ],
     "engines_nowhere": [

@@ -238,3 +238,34 @@ SFTTrainer("a/b", args=SFTConfig(), train_dataset=rows)
 """
     for split, file in (("train", "chats.jsonl"), ("test", "t.jsonl")):
         assert translated(tmp_path, text.replace("SPLIT", split))[0]["sft"]["data"] == file
+
+
+GUARDED = """
+def right(completions, **kwargs): ...
+def short(completions, **kwargs): ...
+def main():
+    data = load_dataset("a/b", split="train").map(to_chat)
+    args = GRPOConfig(vllm_mode="colocate", use_vllm=True, max_steps=3, save_total_limit=1)
+    GRPOTrainer(model="m", reward_funcs=[right, short], args=args, train_dataset=data).train()
+"""
+
+
+def test_what_a_run_imports_is_told_once_and_a_guard_that_is_there_is_not_asked_for(
+    tmp_path: Path,
+) -> None:
+    said = (
+        "# script:right, script:short: a run imports script.py for this, with all that it imports: "
+    )
+    fix = "install that, or move rewards into a file of their own"
+    guard = 'put the training under `if __name__ == "__main__":`, and '
+    assert said + guard + fix in translated(tmp_path, GUARDED + "main()\n")[1]
+    call = "if __name__ == '__main__':\n    main()\n"
+    assert said + fix in translated(tmp_path, GUARDED + call)[1]
+
+
+def test_other_places_of_options_and_rows_are_named(tmp_path: Path) -> None:
+    _, notes = translated(tmp_path, GUARDED)
+    text = "\n".join(notes)
+    assert "vllm_mode has no counterpart: rl.engine samples where it trains" in text
+    assert "save_total_limit = 1: set run.keep_last by hand" in text
+    assert ".map(to_chat): not done to the rows (where your prompts are text, completions" in text

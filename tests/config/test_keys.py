@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
             "rl.rewards: unknown key; [rewards] is a section of its own",
         ),
         ({"prefer": {"reward": {}}}, "prefer.reward: unknown key; did you mean rewards?"),
+        ({"reward": {"brief": 1.0}}, "reward.brief: unknown key; did you mean [rewards]?"),
+        ({"reward": {"my:score": 1.0}}, "reward.my:score: unknown key; did you mean [rewards]?"),
         ({"critic": {}}, "critic: unknown section; critic is a key of [rl]"),
         ({"rl": {"kl": {"top_k": 1}}}, "rl.kl.top_k: unknown key; top_k is a key of [rl]"),
         ({"rl": {"kl": {"estimater": 1}}}, "rl.kl.estimater: unknown key; did you mean estimator?"),
@@ -143,8 +145,11 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
             "model.hidden_size: unknown key; hidden_size is an option of the tiny model: options = "
             '{ hidden_size = … }, or from Python {"options": {"hidden_size": …}}',
         ),
-        ({"adapter": 4}, "adapter: must be a table, true or false, got 4"),
-        ({"rl": {"kl": True}}, 'rl.kl: must be a table, false, "loss" or "reward", got true'),
+        ({"adapter": 4.5}, "adapter: must be a table, a rank, true or false, got 4.5"),
+        (
+            {"rl": {"kl": True}},
+            'rl.kl: must be a table, a number, false, "loss" or "reward", got true',
+        ),
         (
             {"run": {"trackers": "wandb"}},
             'run.trackers: must be a list of "tensorboard", "wandb", "module:Class" or tables with '

@@ -107,7 +107,10 @@ def test_a_reward_model_from_a_file_needs_no_task(
     (tmp_path / "pairs.jsonl").write_text("")
     alone = {"reward": {"data": "pairs.jsonl"}}
     assert resolve(recipe_from_dict(alone)).task is None
-    with refuses('task: missing, and rl cannot do without: write [task] with name = "..."'):
+    with refuses(
+        'task: missing, and rl cannot do without: write [task] with name = "..."; from Python, '
+        "give prompts=… or task=…"
+    ):
         resolve(recipe_from_dict({**alone, "rl": {}}))
 
 

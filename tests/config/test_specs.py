@@ -140,6 +140,10 @@ def test_short_ways_to_write_an_adapter_and_no_divergence() -> None:
     for short in (False, "none"):
         assert rl(kl=short).kl.placement == "none"
     assert rl(kl="loss", algorithm="grpo").kl.placement == "loss"
+    assert recipe_from_dict({"adapter": 8}).adapter.rank == 8
+    assert recipe_from_dict({}, overrides=["--adapter", "4"]).adapter.rank == 4
+    assert rl(kl=0.25, algorithm="grpo").kl.coefficient == 0.25
+    assert rl(kl=0, algorithm="grpo").kl == rl(kl={"coefficient": 0}, algorithm="grpo").kl
     overrides = ["--rl.kl.coefficient", "0.1"]
     found = recipe_from_dict({"rl": {"kl": "reward"}}, overrides=overrides).rl
     assert found is not None

@@ -133,6 +133,13 @@ def test_a_reward_that_raises_is_invalid_with_its_line():
     )
 
 
+def test_a_reward_that_takes_text_for_messages_is_told():
+    def chatty(completions):
+        return [float(completion[0]["content"]) for completion in completions]
+
+    assert score(chatty, "5").reason.endswith("; where your prompts are text, completions are text")
+
+
 def test_the_line_is_in_the_rewards_own_file_even_when_a_library_raises():
     def fragile(completion):
         return json.loads(completion)["score"]

@@ -159,6 +159,22 @@ def test_what_was_made_from_other_weights_is_done_over(
     assert not same_weights(done.model, uninterrupted.stage("rl").model)
 
 
+def test_starting_anew_in_the_place_of_the_same_run_says_how_it_goes_on(
+    stopped: dict[str, Any],
+) -> None:
+    """Of another recipe, resume would have been refused."""
+    other = {**stopped, "rl": {**stopped["rl"], "learning_rate": 1e-5}}
+    folder = Path(stopped["run"]["folder"])
+    kept = folder.with_name("kept")
+    shutil.copytree(folder, kept)
+    assert f"next time, to go on instead: posttrain resume {folder}" in go(stopped)[1]
+    shutil.rmtree(folder)
+    kept.rename(folder)
+    text = go(other)[1]
+    assert "rl: starts anew; what it had left is in" in text
+    assert "to go on instead" not in text
+
+
 @pytest.mark.parametrize("stage", ["sft", "rl", "eval"])
 def test_a_finished_run_vouches_for_every_stage(tmp_path: Path, stage: str) -> None:
     """Not "already finished"; what is removed is done over, and the end is the same."""

@@ -204,7 +204,7 @@ def _count(given: Any, *, where: str) -> int:
 
 def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rollout:
     if not isinstance(row.get("completion"), str):
-        check_text(row, "completion", where=where)  # an empty one is a completion too
+        check_text(row, "completion", where=where, mapped=False)  # an empty one is a completion too
     wanted = {name for bound in scorer.functions for name in bound.wanted}
     for name in wanted & (set(FROM_ROLLOUT) - {"prompt", "completion", "stop_reason"}):
         if name not in row:

@@ -69,9 +69,10 @@ class Source:
         lost = [part for part in ("task", "rewards") if part in self.supplied]
         missing = [part for part in lost if part not in given and not (part == "task" and task)]
         if missing:
+            are = "is an object" if missing == ["task"] else "are objects"
             raise ValueError(
-                f"{self.run}: was started from Python, and its {' and its '.join(missing)} are "
-                "objects, which a folder cannot hold; give them again: posttrain.evaluate(RUN, "
+                f"{self.run}: was started from Python, and its {' and its '.join(missing)} {are}, "
+                "which a folder cannot hold; give them again: posttrain.evaluate(RUN, "
                 "prompts=…, reward=…), or by name, --task NAME and --rewards.NAME 1"
             )
         values = dict(self.values)

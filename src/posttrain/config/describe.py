@@ -16,7 +16,7 @@ from posttrain.config.peers.option_names import ours, whose, without
 from posttrain.config.sections import Recipe, WrittenRl
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean, nearest, options
-from posttrain.written import written_function
+from posttrain.written import written_function, written_table
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -202,6 +202,8 @@ def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
         return f"{what}; {_here(key, here, section=name)}"
     home = elsewhere(key, besides=name)
     near = nearest(key, known, cutoff=0.9 if home else 0.6)
+    if name == "reward" and (":" in key or key in written_table("posttrain.rewards", "REWARDS")):
+        return f"{what}; did you mean [rewards]?"
     if near:
         return f"{what}; did you mean {near if parents else f'[{near}]'}?"
     if home:

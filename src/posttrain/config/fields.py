@@ -47,13 +47,17 @@ def _as_reward(name: str, given: Any) -> Spec:
 
 
 def _as_kl(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"coefficient": value}
     name = "none" if value is False else value
     return {"placement": name} if isinstance(name, str) else value
 
 
 AS_KL = BeforeValidator(_as_kl)
-# An adapter that is only asked for, adapter = true, has rank 16.
-AS_ADAPTER = BeforeValidator(lambda v: {"rank": 16 * v} if isinstance(v, bool) else v)
+# An adapter by its rank; one that is only asked for, adapter = true, has rank 16.
+AS_ADAPTER = BeforeValidator(
+    lambda v: {"rank": 16 * v if isinstance(v, bool) else v} if isinstance(v, int) else v
+)
 PIECE = Expected("a name, or a table with a name and options")
 Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
 OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]

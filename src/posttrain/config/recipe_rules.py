@@ -44,11 +44,12 @@ def compute_above_weights(recipe: Resolved) -> str | None:
 def task_missing(recipe: Resolved) -> str | None:
     """prefer, rl, eval, and sft without a file of its own, need a task."""
     own_data = "sft" in recipe.stages and recipe.sft.data != "task"
-    able = {"reward", "dpo", *(["sft"] if own_data else [])}
+    able = ["reward", "dpo"] + ["sft"] * own_data
     needy = [stage for stage in recipe.stages if stage not in able]
     if (recipe.task or {}).get("name") is None and needy:
         stages = " and ".join(needy)
-        return f'task: missing, and {stages} cannot do without: write [task] with name = "..."'
+        fix = 'write [task] with name = "..."; from Python, give prompts=… or task=…'
+        return f"task: missing, and {stages} cannot do without: {fix}"
     return None
 
 
@@ -289,9 +290,8 @@ def divergence_over_ranks(recipe: Resolved) -> str | None:
 
 def update_lost_in_rounding(recipe: Resolved) -> str | None:
     """Weights in bfloat16 lose small updates."""
-    rates = [section.learning_rate for section in _learning(recipe).values()]
     kept = recipe.model.dtype == "bfloat16" and not recipe.adapter.rank  # these are in float32
-    if kept and any(rate < 1e-4 for rate in rates):
+    if kept and any(each.learning_rate < 1e-4 for each in _learning(recipe).values()):
         return "model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"
     return None
 

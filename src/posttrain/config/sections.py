@@ -254,9 +254,9 @@ class WrittenRl(Optimiser):
     advantage: OptionalPiece = later("the algorithm's", "How rewards become advantages.")
     loss: OptionalPiece = later("the algorithm's", "The policy loss of a token.")
     weights: OptionalPiece = later("the algorithm's", "How the losses of tokens are averaged.")
-    kl: Annotated[WrittenKl | None, AS_KL, Expected('a table, false, "loss" or "reward"')] = later(
-        "the algorithm's", "The divergence from the reference model; false: none."
-    )
+    kl: Annotated[
+        WrittenKl | None, AS_KL, Expected('a table, a number, false, "loss" or "reward"')
+    ] = later("the algorithm's", "The divergence from the reference model, or β; false: none.")
     critic: WrittenCritic | None = later("the algorithm's", "The value model.")
     whiten_rewards: Annotated[
         bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
@@ -316,8 +316,8 @@ class Recipe(Section):
 
     run: WrittenRun = key(WrittenRun(), "The run.")
     model: ModelSection = key(ModelSection(), "The model.")
-    adapter: Annotated[AdapterSection, AS_ADAPTER, Expected("a table, true or false")] = key(
-        AdapterSection(), "Low-rank adapters; true: of rank 16."
+    adapter: Annotated[AdapterSection, AS_ADAPTER, Expected("a table, a rank, true or false")] = (
+        key(AdapterSection(), "Low-rank adapters, by their rank; true: 16.")
     )
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")

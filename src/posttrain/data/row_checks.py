@@ -12,7 +12,7 @@ ROLES = ("system", "user", "assistant", "tool")
 MEANT = {"prompt", "completion", "chosen", "rejected", "messages"}  # what they are called
 
 
-def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
+def check_text(row: Mapping[str, Any], column: str, *, where: str, mapped: bool = True) -> str:
     """The text in a column of a row; a ``ValueError`` where it is missing, no text or empty."""
     if column not in row:
         known = ", ".join(map(repr, row)) or "none"
@@ -23,7 +23,7 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
             fix += f", or name the one that is meant: columns = {{ {column} = {near!r:.60} }}"
         raise ValueError(
             f"{where}: no column {column!r} (the row has {known}); "
-            + ("add it or rename" if column in ("role", "content") else fix)
+            + (fix if mapped else "add it or rename one")
         )
     value = row[column]
     if not isinstance(value, str):
@@ -60,6 +60,6 @@ def check_messages(messages: Any, *, where: str, calls: bool = False) -> tuple[d
             raise ValueError(f"{place}: the role must be one of {', '.join(ROLES)}, got {role}")
         silent = calls and (message.get("tool_calls") or message["role"] == "tool")
         silent = silent and message.get("content") in (None, "")
-        content = "" if silent else check_text(message, "content", where=place)
+        content = "" if silent else check_text(message, "content", where=place, mapped=False)
         checked.append({"role": message["role"], "content": content})
     return tuple(checked)

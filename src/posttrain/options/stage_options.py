@@ -52,7 +52,7 @@ class OptimiserOptions(TypedDict, total=False):
     run_options: RunOptions
     model_options: ModelOptions
     cluster: ClusterOptions
-    adapter: AdapterOptions | bool
+    adapter: AdapterOptions | int
 
 
 class PreferencesOptions(OptimiserOptions, total=False):
@@ -205,8 +205,8 @@ class RlOptions(OptimiserOptions, total=False):
     """The policy loss of a token."""
     weights: str | Mapping[str, Any] | None
     """How the losses of tokens are averaged."""
-    kl: KlOptions | Literal[False, "none", "loss", "reward"] | None
-    """The divergence from the reference model; false: none."""
+    kl: KlOptions | float | Literal[False, "none", "loss", "reward"] | None
+    """The divergence from the reference model, or β; false: none."""
     critic: CriticOptions | None
     """The value model."""
     whiten_rewards: bool | Literal["population", "sample"]

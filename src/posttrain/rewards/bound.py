@@ -194,7 +194,8 @@ def usable(value: Any) -> float:
 def raised(reward: BoundReward, error: BaseException) -> Score:
     """The score of a reward that raised: broken, with the line and the traceback."""
     what = traceback.format_exception_only(error)[-1].strip()
-    score = broken(reward, f"raised {what}"[:MAX_REASON_LENGTH] + f" ({_place(error)})")
+    hint = "; where your prompts are text, completions are text" * ("string indices" in what)
+    score = broken(reward, f"raised {what}"[:MAX_REASON_LENGTH] + f" ({_place(error)}){hint}")
     frames = error.__traceback__
     while frames is not None and Path(frames.tb_frame.f_code.co_filename) == _CALLER:
         frames = frames.tb_next  # the traceback begins in the reward, not in its caller

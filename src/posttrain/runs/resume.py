@@ -135,14 +135,19 @@ def check_steps(asked: int, *, done: int) -> None:
         raise ValueError(f"rl.steps: {asked} are asked for, and {done} are done; raise it")
 
 
-def set_unfinished_aside(path: str | Path, stages: Sequence[str], *, say: Say) -> None:
+def set_unfinished_aside(
+    path: str | Path, stages: Sequence[str], *, config: Mapping[str, Any], say: Say
+) -> None:
     """Of a run that starts anew: what is half done belongs to the config that is about to go."""
     if not (Path(path) / "run.json").exists() or RunFolder(path).finished:
         return
     folder = RunFolder(path)
+    old = folder.config if (folder.path / "config.json").exists() else {}
+    same = old and not differences(old, config, ignore=FREE)
+    further = f"; next time, to go on instead: {how_to_continue(folder)}" if same else ""
     for stage in stages:
         moved = folder.set_aside(stage) if folder.stage_record(stage) is None else None
-        _say_where(stage, moved, say=say)
+        _say_where(stage, moved, further=further, say=say)
 
 
 def _note(folder: RunFolder, changes: Sequence[str], *, stages: Sequence[str]) -> None:
@@ -203,9 +208,9 @@ def start_stage(
     return made
 
 
-def _say_where(stage: str, moved: Path | None, *, say: Say) -> None:
+def _say_where(stage: str, moved: Path | None, *, further: str = "", say: Say) -> None:
     if moved is not None:
-        say(f"{stage}: starts anew; what it had left is in {moved}")
+        say(f"{stage}: starts anew; what it had left is in {moved}{further}")
 
 
 def how_to_continue(folder: RunFolder) -> str:

@@ -68,7 +68,6 @@ _TRL = {
     "simpo_gamma": "gamma",
     "load_best_model_at_end": "result|run.keep_best",
     "use_vllm": "engine|rl.engine",
-    "vllm_mode": "cluster.colocate",
     "reward_funcs": "rewards",
     "reward_weights": "rewards",
     "reward_model_path": "rewards.model",
@@ -169,6 +168,7 @@ WITHOUT = {
     "hub_model_id": "posttrain push RUN ORG/NAME does it after the run",
     "deepspeed": "models are sharded by [cluster]",
     "vllm_gpu_memory_utilization": "it is an option of rl.engine",
+    "vllm_mode": "rl.engine samples where it trains; engines of their own are [cluster]'s",
     "vllm_server_host": "engines of other processes are [cluster]'s",
     "trust_remote_code": "code of a model folder is never run",
 }

@@ -77,9 +77,10 @@ class _Translation:
 
     def text(self, source: str) -> str:
         """The recipe as TOML."""
-        lines = [f"# made of {source}; the same with posttrain run"]
-        lines += [f"# {note}" for note in self.notes]
-        lines = ["".join(c if c.isprintable() else " " for c in line)[:500] for line in lines]
+        notes = [f"made of {source}; the same with posttrain run", *self.notes]
+        lines = [
+            "".join(c if c.isprintable() else " " for c in f"# {note}")[:500] for note in notes
+        ]
         values: dict[str, Any] = {name: {} for name in Recipe.model_fields}
         for path, value in self._set.items():
             put_key(values, path, value=value)
@@ -133,23 +134,16 @@ class _Translation:
             self.notes.append(f"reward {reward.text}: not read; write it as a function of a module")
         elif ":" in str(reward):
             self._set["rewards", reward] = float(weight)
-            module = str(reward).partition(":")[0]
-            self.notes.append(
-                f"reward {reward}: a run imports {module}.py for it, and executes what stands at "
-                'its top: put the training under `if __name__ == "__main__":`, or the reward into '
-                "a file of its own"
-            )
         elif "/" in str(reward):
             self._set["rewards", "model"] = {"weight": float(weight), "path": reward}
         else:
             self.notes.append(f"reward {reward!r}: not known here; see docs/rewards.md")
 
     def _batches(self) -> None:
-        size = self._take("per_device_train_batch_size", 8)
-        parts = self._take("gradient_accumulation_steps", 1)
-        self._size, self._accumulated = size, parts
+        self._size = self._take("per_device_train_batch_size", 8)
+        self._accumulated = self._take("gradient_accumulation_steps", 1)
         if self.stage != "rl":
-            self._put(f"{self.stage}.batch_size", size * parts)
+            self._put(f"{self.stage}.batch_size", self._size * self._accumulated)
 
     def _rl(self) -> None:
         group = self._take("num_generations", 8)
@@ -175,15 +169,13 @@ class _Translation:
                 f"rl.steps: TRL makes {passes} passes over the prompts; set it to their number × "
                 f"{passes} ÷ {rl['prompts_per_step']}"
             )
-        rl |= {**self._kl(), **self._loss(rl["max_new_tokens"])}
+        beta = self._take("beta", 0.0)
+        rl |= {"kl.coefficient": beta} if beta else {"kl.placement": "none"}
+        rl |= self._loss(rl["max_new_tokens"])
         if self._take("use_vllm", False):
             rl["engine"] = "vllm"
         for key, value in rl.items():
             self._put(f"rl.{key}", value)
-
-    def _kl(self) -> dict[str, Any]:
-        beta = self._take("beta", 0.0)
-        return {"kl.coefficient": beta} if beta else {"kl.placement": "none"}
 
     def _loss(self, longest: int) -> dict[str, Any]:
         """How terms are clipped, averaged and scaled; where it is none of ours, that is told."""
@@ -200,9 +192,7 @@ class _Translation:
         elif str(kind) in _WEIGHTS:
             found["weights"] = _WEIGHTS[str(kind)]
         else:
-            self.notes.append(
-                f"loss_type = {kind!r}: see posttrain explain for one that is like it"
-            )
+            self.notes.append(f"loss_type = {kind!r}: see posttrain explain for one like it")
         if scaled in (False, "none"):
             found["advantage"] = "group_centred"
         elif scaled not in (True, "group"):
@@ -220,16 +210,12 @@ class _Translation:
             if isinstance(kind, str) and kind in _DIRECT:
                 self._put("dpo.loss", _DIRECT[kind])
             else:
-                self.notes.append(
-                    f"loss_type = {kind!r}: no counterpart; known: {', '.join(_DIRECT)}"
-                )
+                self.notes.append(f"loss_type = {kind!r}: known: {', '.join(_DIRECT)}")
         elif kind not in (None, "nll"):
             self.notes.append(f"loss_type = {kind!r}: no counterpart")
         passes, steps = self._take("num_train_epochs", 3), self._take("max_steps", -1)
-        self._put(
-            f"{self.stage}.{'steps' if steps > 0 else 'epochs'}",
-            steps if steps > 0 else max(1, round(passes)),
-        )
+        key, value = ("steps", steps) if steps > 0 else ("epochs", max(1, round(passes)))
+        self._put(f"{self.stage}.{key}", value)
         if (longest := self._take("max_length")) is not None:
             here = self.stage == "sft"
             if here:
@@ -266,9 +252,8 @@ class _Translation:
         names = reported if isinstance(reported, list) else [reported]
         if trackers := [name for name in names if name in ("wandb", "tensorboard")]:
             self._put("run.trackers", trackers)
-        for name in ("bf16", "fp16"):
-            if self._take(name, False):
-                self._put("model.compute", "bfloat16")
+        if any([self._take("bf16", False), self._take("fp16", False)]):
+            self._put("model.compute", "bfloat16")
 
     def _by_name(self, name: str, value: Any) -> None:
         """An option that is called so here, or that the table of names knows."""
@@ -280,12 +265,13 @@ class _Translation:
         elif here and " and " not in here and not isinstance(value, Mapping):
             self._put(f"{self.stage}.{here}", value)
         else:
-            self.notes.append(without(name) or f"{name} = {value!r}: no counterpart")
+            there = ours(name, self._known, sections=dict(tables()))
+            told = f"set {there} by hand" if there else "no counterpart"
+            self.notes.append(without(name) or f"{name} = {value!r}: {told}")
 
     def _adapter(self) -> None:
         given = dict(self._asked.adapter)
-        names = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
-        for theirs, here in names.items():
+        for theirs, here in {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}.items():
             if theirs in given and not isinstance(given[theirs], Unread):
                 self._put(f"adapter.{here}", given.pop(theirs))
         if isinstance(given.get("target_modules"), list):

@@ -12,6 +12,8 @@ from typing import Any
 MOST = 2**20  # characters that are read, and that all values of a script may be of together
 TRAINERS = ("GRPO", "RLOO", "PPO", "SFT", "Reward", "DPO", "KTO", "ORPO", "CPO")
 _DEEP = 20  # assignments that a name is followed through
+_NOT_DONE = "not done to the rows (where your prompts are text, completions are text): name a "
+_NOT_DONE += 'file of what it makes, DATASET.to_json("rows.jsonl")'
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class _Script:
 
     def __init__(self, tree: ast.Module, *, module: str) -> None:
         self._module, self._left = module, MOST
+        guarded = "\nif __name__" in f"\n{ast.unparse(tree)}"
+        self._top = "" if guarded else 'put the training under `if __name__ == "__main__":`, and '
         nodes = list(ast.walk(tree))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._functions = {
@@ -154,6 +158,11 @@ class _Script:
         asked.train = self._data(given.pop("train_dataset", None), asked)
         asked.test = self._data(given.pop("eval_dataset", None), asked)
         asked.rewards = self._rewards(given.pop("reward_funcs", None))
+        if own := [each for each in asked.rewards if str(each).startswith(f"{self._module}:")]:
+            asked.notes.append(
+                f"{', '.join(own)}: a run imports {self._module}.py for this, with all that it "
+                f"imports: {self._top}install that, or move rewards into a file of their own"
+            )
         if (adapter := self._follow(given.pop("peft_config", None))) is not None:
             asked.adapter = self._keywords(adapter)
         for name, node in given.items():
@@ -211,15 +220,14 @@ class _Script:
         for _ in range(_DEEP):
             if isinstance(node, ast.Name):
                 asked.notes += [
-                    f"{node.id} = {text}: not done; map its columns with columns = {{…}}, or write "
-                    "its rows to a file"
+                    f"{node.id} = {text}: {_NOT_DONE}, or map columns with columns = {{…}}"
                     for text in self._changed.get(node.id, ())
                 ]
                 node = self._follow(node)
             elif isinstance(node, ast.Subscript):
                 split, node = str(self._value(node.slice)), node.value
             elif isinstance(node, ast.Call) and _called(node) != "load_dataset":
-                asked.notes.append(f"{ast.unparse(node)}: not done to the rows")
+                asked.notes.append(f"{ast.unparse(node)}: {_NOT_DONE}")
                 node = node.func.value if isinstance(node.func, ast.Attribute) else None
             else:
                 break

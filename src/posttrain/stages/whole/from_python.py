@@ -182,8 +182,8 @@ def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     given = {SECTIONS[name]: value for name, value in options.items() if name in SECTIONS}
     sections = {name: value for name, value in given.items() if value is not None}
     for name, value in sections.items():
-        if name == "adapter" and isinstance(value, bool):
-            continue  # true: one of the usual rank
+        if name == "adapter" and isinstance(value, int):
+            continue  # its rank; true: the usual one
         if not isinstance(value, Mapping) and name != "sweep":
             called = next(option for option, section in SECTIONS.items() if section == name)
             hint = "; an environment itself is env=…" * (name == "environment")

@@ -63,7 +63,7 @@ def run_one(
             say(f"allowed to change: {change}")
     check_finished(recipe.run.folder, stage_digests(config, recipe.stages), say=say)
     if not resume:
-        set_unfinished_aside(recipe.run.folder, list(STAGES), say=say)
+        set_unfinished_aside(recipe.run.folder, list(STAGES), config=config, say=say)
     folder = RunFolder.create(recipe.run.folder, config=config, recipe=text)
     if folder.holds(recipe.stages):
         console.print(f"{folder.path}: already finished; nothing to do")
