@@ -54,9 +54,9 @@ def test_a_run_inside_and_outside_of_the_interval(command: Command, tmp_path: Pa
     assert (config["run"]["seed"], config["rl"]["steps"]) == (1, RECIPE["rl"]["steps"])
     right = json.loads((folder / "summary.json").read_text())["accuracy_after"]
     told = " ".join(done.out.split())
-    assert f"small, seed 1: {100 * right:.1f} % of 10 problems right (greedy)" in told
-    assert "published: 20.0 % of 10, mean of the seeds 0, 2 (20.0, 20.0), 0.5 minutes each" in told
-    assert told.endswith("inside of the published interval for one run, 0.0 to 100.0 %")
+    assert f"small, seed 1: {100 * right:.1f}% of 10 problems right (greedy)" in told
+    assert "published: 20.0% of 10, mean of the seeds 0, 2 (20.0, 20.0), 0.5 minutes each" in told
+    assert told.endswith("inside of the published interval for one run, 0.0 to 100.0%")
 
     publish(tmp_path, "mine", interval=[right + 0.05, right + 0.1])  # a file of one's own
     judged = command("reproduce", "mine.json", "--out", folder)
@@ -102,8 +102,8 @@ def test_a_run_from_another_start_is_not_the_published_one() -> None:
     assert not same
     assert "inside of the published interval" in text
     assert text.endswith(
-        "but other weights or data: before RL 20.0 % were right, published 25.0 %, and the same "
-        "start gives 20.5 to 29.5 %"
+        "but other weights or data: before RL 20.0% were right, published 25.0%, and the same "
+        "start gives 20.5 to 29.5%"
     )
     assert judge(before=(0.25, 0.25), accuracy_before=0.206)[1]
     assert judge(before=(0.25, 0.25), accuracy_before=0.294)[1]
@@ -116,7 +116,7 @@ def test_a_run_from_another_start_is_not_the_published_one() -> None:
 def test_without_a_name_they_are_listed(command: Command, tmp_path: Path) -> None:
     publish(tmp_path / "results", "small", interval=[0.1, 0.345])
     line = next(line for line in command("reproduce").out.splitlines() if "small" in line)
-    for shown in ("20.0 %", "10.0 to 34.5 %", "0.5", "one abacus"):
+    for shown in ("20.0%", "10.0 to 34.5%", "0.5", "one abacus"):
         assert shown in line, shown
 
 
@@ -151,4 +151,4 @@ def test_what_is_no_result_is_refused(command: Command, tmp_path: Path, text: st
     (tmp_path / "broken.json").write_text(text)
     refused = command("reproduce", "broken.json")
     assert refused.code == 2
-    assert "is no result of two seeds or more" in refused.err
+    assert "not a result of two seeds or more" in refused.err

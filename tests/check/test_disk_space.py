@@ -94,7 +94,7 @@ def test_a_disk_that_cannot_be_asked_is_a_warning(
 def test_all_are_kept(tmp_path: Path) -> None:
     given = recipe(tmp_path / "run")
     given["run"] |= {"keep_last": 0}
-    assert "every checkpoint more stays" in found(given).text
+    assert "every checkpoint is kept" in found(given).text
 
 
 def test_what_is_free_is_that_of_the_first_folder_there_is(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_nothing_but_the_model_is_uploaded(run: Run, tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_in_words(
     run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"'name' is no name of a repository; write ORG/NAME"):
+    with pytest.raises(ValueError, match=r"'name' is not a repository name; write ORG/NAME"):
         push(run.folder.path, "name")
     with pytest.raises(ValueError, match="the token may not write to 'others/name'"):
         push(run.folder.path, "others/name")
@@ -158,10 +158,10 @@ def test_the_card_says_what_the_diagnosis_knows(run: Run) -> None:
         return model_card(facts, source).rpartition("## Limits")[2]
 
     assert re.search(
-        r"nothing was found wrong, but rl has \d steps?, too few to judge: some rules need 10\.",
+        r"no problem was found, but rl has \d steps?, too few to judge: some rules need 10\.",
         limits(findings=[]),
     )
-    assert "nothing was found wrong.\n" in limits(findings=[], unjudged="")
+    assert "no problem was found.\n" in limits(findings=[], unjudged="")
     finding = {"stage": "eval", "finding": "nothing_learned", "step": 8, "until": None}
     finding |= {"text": "it fell", "remedy": "Lower `rl.learning_rate`."}
     told = limits(findings=[finding])
