@@ -38,7 +38,7 @@ def labelled_rows(path):
             if scores.setdefault((question, solution), score) != score:
                 raise ValueError(
                     f"{where}: the same solution is right in one place and wrong in another; "
-                    "mend 'is_correct'"
+                    "fix 'is_correct'"
                 )
     return [
         {"prompt": question + "\n", "completion": solution, "score": score}

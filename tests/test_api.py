@@ -194,7 +194,7 @@ def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
         posttrain.rl(prompts=["a"], task="sort", reward=shortness)
     with pytest.raises(ValueError, match="none given; name at least one"):
         posttrain.rl(prompts=["a"], folder=tmp_path / "r", **RL)
-    with pytest.raises(ValueError, match="wants the column 'answer'"):
+    with pytest.raises(ValueError, match="needs the column 'answer'"):
         posttrain.rl(prompts=["a"], reward=first_digit, folder=tmp_path / "s", **RL)
     with pytest.raises(ValueError, match="prompts: holds no rows"):
         posttrain.rl(prompts=[], reward=shortness, folder=tmp_path / "t", **RL)

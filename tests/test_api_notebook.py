@@ -50,7 +50,7 @@ def test_runs_are_numbered_and_resumed_by_number(
     second = posttrain.rl(reward=longness, **ROWS, **SHORT)
     with pytest.raises(ValueError, match="group_sise"):
         posttrain.rl(reward=longness, **ROWS, group_sise=3)
-    with pytest.raises(ValueError, match="wants the column 'answer'"):
+    with pytest.raises(ValueError, match="needs the column 'answer'"):
         posttrain.rl(reward="exact", **ROWS, **SHORT)
     assert [run.folder.path for run in (first, second)] == [Path("runs/rl-1"), Path("runs/rl-2")]
     assert sorted(path.name for path in Path("runs").iterdir()) == ["rl-1", "rl-2"]
@@ -163,7 +163,7 @@ def test_a_start_that_fails_leaves_the_folder_as_it_was(
     other = {"reward": longness, "overwrite": True, **ROWS, **SHORT}
     mistakes: list[tuple[str, dict[str, Any]]] = [
         ("no score for", {**other, "reward": broken, "check": "stop"}),
-        ("wants the column 'answer'", {**other, "reward": "exact"}),
+        ("needs the column 'answer'", {**other, "reward": "exact"}),
         ("leaves no room", {**other, "prompts": ["1" * 80]}),
     ]
     for said, mistake in mistakes:

@@ -151,4 +151,4 @@ def test_what_is_no_result_is_refused(command: Command, tmp_path: Path, text: st
     (tmp_path / "broken.json").write_text(text)
     refused = command("reproduce", "broken.json")
     assert refused.code == 2
-    assert "is no result of two seeds or more" in refused.err
+    assert "not a result of two seeds or more" in refused.err

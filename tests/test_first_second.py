@@ -55,14 +55,14 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
     "model folder": (
         [*RUN, "--model.name", "empty"],
         2,
-        "model: 'empty' is no model folder: no config.json",
+        "model: 'empty' is not a model folder: no config.json",
     ),
     "teacher": (
         [*RUN, "--rl.algorithm", "distill", "--teacher.model", "./empt"],
         2,
         "teacher.model: there is no 'empt' in '.'; did you mean 'empty'?",
     ),
-    "model to ask": (["generate", "empty", "hi"], 2, "model: 'empty' is no model folder"),
+    "model to ask": (["generate", "empty", "hi"], 2, "model: 'empty' is not a model folder"),
     "model to measure": (
         ["eval", "./empt", "--task", "arithmetic"],
         2,

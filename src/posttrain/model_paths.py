@@ -91,7 +91,7 @@ def check_names(folder: Path, *, kind: str = "model") -> None:
     if "config.json" not in names:
         inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
         models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
-        raise ValueError(f"{kind}: {str(folder)!r} is no model folder: no config.json{models}")
+        raise ValueError(f"{kind}: {str(folder)!r} is not a model folder: no config.json{models}")
     if not any(name.endswith(".safetensors") for name in names):
         raise ValueError(
             f"{kind}: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
@@ -116,7 +116,9 @@ def check_hub_name(source: str, path: Path, *, kind: str = "model") -> None:
             f"The hub is not asked for {source!r} while a folder of that name is here"
         )
     if not folder.is_dir():
-        raise ValueError(f"{kind}: there is no {name!r}, and no folder {str(folder)!r} for it")
+        near = registry.near_path(path)
+        hint = f"; did you mean {str(near)!r}?" if near is not None else ""
+        raise ValueError(f"{kind}: there is no {name!r}, and no folder {str(folder)!r}{hint}")
     raise ValueError(f"{kind}: there is no {name!r} in {str(folder)!r}; {_known(folder, name)}")
 
 

@@ -38,7 +38,8 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) ->
     if most is not None and len(names) > most:
         listed = difflib.get_close_matches(name, names, n=most, cutoff=0.0)
         more = f" and {len(names) - most:,} more"
-    return f"{hint}Known: {', '.join(listed) if names else 'none'}{more}"
+    known_are = "Known" if hint else "known"
+    return f"{hint}{known_are}: {', '.join(listed) if names else 'none'}{more}"
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

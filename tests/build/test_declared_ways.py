@@ -20,7 +20,9 @@ from posttrain.report import RunFacts
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types.ways import Missing, Support, Way
 
-FAST = "sampling: slots; learning: packed where it saves work, prompts shared"
+FAST = (
+    "sampling: continuous batching; learning: packed sequences where it saves work, shared prompts"
+)
 SLOTS = Way(uses=("slots",))
 LOST = Missing(what="CUDA graphs", why="it syncs", cost="steps take longer")
 
@@ -33,7 +35,7 @@ def test_a_run_says_and_keeps_how_it_samples_and_learns(
     assert [line for line in lines if "learning: " in line] == [FAST.partition("; ")[2], FAST]
     kept = json.loads(done.folder.stage("rl").ways.read_text())
     assert kept["line"] == FAST
-    assert kept["samples"] == {"uses": ["slots"], "without": []}
+    assert kept["samples"] == {"uses": ["continuous batching"], "without": []}
     assert done.summary["ways"] == {"sft": FAST.partition("; ")[2], "rl": FAST}
     assert RunFacts(done.folder).ways["rl"] == FAST
 
@@ -45,7 +47,7 @@ def test_a_run_that_falls_back_says_why_and_what_is_lost(
     done, printed = small_run(recipe(tmp_path / "run", sft=None, rl={"steps": 1, "check": "stop"}))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "sampling: " in line]
     assert line.startswith(
-        "! sampling: batches with a growing cache (no slots: it attends otherwise"
+        "! sampling: batches with a growing cache (no continuous batching: it attends otherwise"
     )
     assert "about as fast" in line
     kept = json.loads(done.folder.stage("rl").ways.read_text())

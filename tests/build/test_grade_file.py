@@ -88,7 +88,7 @@ def test_a_file_of_which_every_row_is_broken_is_an_error(
     assert "(3 of 4)" in said
     assert "(1 of 4)" in said
     assert len(out.read_text().splitlines()) == 4
-    assert "mean of what is ok" not in done.output  # of nothing
+    assert "mean score (ok only)" not in done.output  # of nothing
     assert re.search(rf"workers that died and were replaced +{TRIES}\b", done.output)
     written(tmp_path, [{"completion": "c", "mood": mood} for mood in [*moods_of, "fine"]])
     assert CliRunner().invoke(app, words).exit_code == 0
@@ -106,13 +106,15 @@ def test_a_file_of_which_every_row_is_broken_is_an_error(
         (
             [{"completion": "5", "answer": "5"}, {"completion": "5", "gold": "5"}],
             "exact",
-            r"^reward 'exact': wants the column 'answer', which prompt '.*rows.jsonl:2' does not "
-            r"have \(it has 'gold'\); add the column to the data, or choose another reward$",
+            r"^reward 'exact': needs the column 'answer', which prompt '.*rows.jsonl:2' does not "
+            r"have \(its other columns: 'gold'\); add the column to the data, or choose "
+            r"another reward$",
         ),
         (
             [{"completion": "5", "answr": "5"}],
             "exact",
-            r"\(it has 'answr'\); rename 'answr' to 'answer' there, add the column to the data, or",
+            r"\(its other columns: 'answr'\); rename 'answr' to 'answer' there, add the column "
+            r"to the data, or",
         ),
         ([{"completion": "5"}], "length", r"the reward wants 'num_tokens'"),
         ([{"completion": "5", "answer": "5"}], "exakt", r"did you mean 'exact'"),

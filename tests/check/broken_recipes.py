@@ -246,7 +246,7 @@ BROKEN = [
         {"rl.steps": 9000},
         "data",
         "warn",
-        "400.0 over the prompts (9,000 steps × 4 prompts ÷ 90)",
+        "400.0 epochs (9,000 steps × 4 prompts ÷ 90)",
     ),
     Broken(
         "The reward looks for the answer where it is not",
@@ -274,7 +274,7 @@ BROKEN = [
         {"rewards": {"my_rewards:hinted": 1.0}},
         "rewards",
         "fail",
-        "wants the column 'hint'",
+        "needs the column 'hint'",
     ),
     Broken(
         "The reward raises on every row",

@@ -166,7 +166,7 @@ def test_an_engine_that_keeps_its_own_weights_is_found_out(folder: Path) -> None
     assert find(report, "weights to engine").state == "fail"
     assert find(report, "engine and learner").state == "warn"
     for mode in ("stop", "warn"):
-        with pytest.raises(CheckFailedError, match=r'rl\.check = "off" runs anyway'):
+        with pytest.raises(CheckFailedError, match=r'run anyway with rl\.check = "off"'):
             report.enforce(mode)
 
 
@@ -300,7 +300,7 @@ def test_a_check_that_is_not_learned_from_says_nothing_of_the_signal(folder: Pat
     assert "all right" not in line.text
     assert "all wrong" not in line.text
     assert "every completion gets 0, though " in line.text
-    assert " are right by 'numeric', whose weight is 0" in line.text
+    assert "'numeric', whose weight is 0, accepts " in line.text
     assert (line.state, "the reward is constant" in line.text) == ("fail", True)
     assert "give 'numeric' a weight" in line.fix
 
@@ -330,7 +330,7 @@ def test_what_sft_has_shown_is_a_note(folder: Path) -> None:
     """Normal where data is small, and worth knowing; so are the passes, in the arithmetic too."""
     report = check_recipe(recipe_of({"sft": {}, "run.stages": ["sft", "rl"]}), fast=True)
     assert find(report, "sft and rl prompts").text.startswith("90 of the 90 prompts of rl have")
-    assert find(report, "passes").text == "0.9 over the prompts (20 steps × 4 prompts ÷ 90)"
+    assert find(report, "passes").text == "0.9 epochs (20 steps × 4 prompts ÷ 90)"
     (row,) = [row for row in report.arithmetic if row.name == "passes over the prompts"]
     assert (row.value, row.how) == (0.9, "20 steps × 4 prompts ÷ 90")
     rows = [{"prompt": "1+2=", "completion": "3"}, {"prompt": "else", "completion": "3"}]
@@ -428,7 +428,7 @@ def test_a_report_announces_and_refuses(folder: Path) -> None:
     assert "✗ check: config: rl.temperature: 0 is greedy" in shown
     assert "→ set it above 0" in shown
     assert report.enforce("warn") is report
-    says = r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is.*--check warn goes on anyway"
+    says = r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is.*anyway with --check warn"
     with pytest.raises(CheckFailedError, match=says):
         report.enforce("stop")
 

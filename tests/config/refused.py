@@ -227,17 +227,17 @@ RECIPE_REFUSED: dict[str, Cases] = {
     "task_missing": [
         (
             {"task": None, "sft": {}, "rl": {}, "eval": {}},
-            "task: missing, and sft and rl and eval cannot do without: "
+            "task: missing, but required by sft and rl and eval: "
             'write [task] with name = "..."; from Python, give prompts=… or task=…',
         ),
         (
             {"task": None, "sft": {}},
-            'task: missing, and sft cannot do without: write [task] with name = "..."; from '
+            'task: missing, but required by sft: write [task] with name = "..."; from '
             "Python, give prompts=… or task=…",
         ),
         (
             {"task": None, "prefer": {}, "reward": {}},
-            'task: missing, and prefer cannot do without: write [task] with name = "..."; from '
+            'task: missing, but required by prefer: write [task] with name = "..."; from '
             "Python, give prompts=… or task=…",
         ),
     ],
@@ -373,7 +373,7 @@ RECIPE_REFUSED: dict[str, Cases] = {
 }
 
 TEACHER_MISSING = (
-    "teacher.model: missing, and {} cannot do without: write [teacher] with "
+    "teacher.model: missing, but required by {}: write [teacher] with "
     'model = "FOLDER", a model with the policy\'s tokenizer'
 )
 

@@ -118,7 +118,7 @@ def test_a_configuration(tmp_path: Path) -> None:
     assert rl["weights"] == {"name": "sequence_sum", "length": 512}
     assert (rl["advantage"], rl["kl"]) == ("group_centred", {"placement": "none"})
     assert values["task"]["path"] == "a/b:main:train"
-    assert any("rl.steps: TRL makes 3 passes" in note for note in notes)
+    assert any("rl.steps: TRL trains for 3 epochs" in note for note in notes)
     assert "# warmup_ratio = 0.1: set rl.warmup_steps" in notes
     values, _ = translated(tmp_path, '{"beta": 0.3}', name="a.json", trainer="KTO")
     assert (values["dpo"]["loss"], values["dpo"]["beta"]) == ("kto", 0.3)
@@ -160,7 +160,7 @@ def test_an_sft_script_with_steps_and_lengths(tmp_path: Path) -> None:
     assert "epochs" not in values["sft"]
     assert values["sft"]["columns"] == {"text": "body"}
     assert any("packed without seeing each other, always (docs/sft.md)" in note for note in notes)
-    assert any("of conversations TRL learns every token" in note for note in notes)
+    assert any("TRL trains on all tokens of conversations" in note for note in notes)
     only = script.replace("max_steps=7", "completion_only_loss=False")
     assert translated(tmp_path, only)[0]["sft"]["train_on"] == "all"
 

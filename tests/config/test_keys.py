@@ -42,12 +42,12 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rl": {"kl": {"estimater": 1}}}, "rl.kl.estimater: unknown key; did you mean estimator?"),
         (
             {"eval": {"zzz": 1}},
-            "eval.zzz: unknown key; Known: max_new_tokens, problems, samples, temperature",
+            "eval.zzz: unknown key; known: max_new_tokens, problems, samples, temperature",
         ),
         ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
         (
             {"zzz": {}},
-            "zzz: unknown section; Known: adapter, cluster, dpo, environment, eval, grading, "
+            "zzz: unknown section; known: adapter, cluster, dpo, environment, eval, grading, "
             "model, prefer, reward, rewards, rl, run, sft, sweep, task, teacher",
         ),
         ({"group_size": 5}, "group_size: unknown key; group_size is a key of [rl]"),
@@ -373,7 +373,7 @@ def test_every_name_of_another_library_leads_to_a_key_that_there_is() -> None:
         ),
         (
             {"name": "jsonl"},
-            "run.trackers: unknown name 'jsonl'; Known: tensorboard, wandb",
+            "run.trackers: unknown name 'jsonl'; known: tensorboard, wandb",
         ),
         (
             {"project": "sums"},

@@ -71,7 +71,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(command: Command, project: Path)
     other = ["--model.name", project / "empty"]
     for dry in ([], ["--dry-run"]):
         done = command("run", project / "sums.toml", *other, *dry)
-        assert (done.code, "is no model folder" in done.err) == (2, True), done
+        assert (done.code, "is not a model folder" in done.err) == (2, True), done
         sizes = command("run", project / "sums.toml", "--model.options.num_layers", 1, *other, *dry)
         assert sizes.code == 2, sizes
     named = command("run", project / "sums.toml", "--model.name", "org/name", "--dry-run")

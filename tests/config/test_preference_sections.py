@@ -63,7 +63,7 @@ def test_rewards_of_the_annotator_are_checked_under_their_own_name() -> None:
         "Known: brief, model, numeric",
         "prefer.rewards 'brief': option 'target' is required",
         "prefer.rewards 'model': unknown option 'folder'; "
-        "Known: dtype, micro_batch_tokens, normalise, offload, path; "
+        "known: dtype, micro_batch_tokens, normalise, offload, path; "
         "folder is a key of [run]",
     ):
         resolved(
@@ -108,7 +108,7 @@ def test_a_reward_model_from_a_file_needs_no_task(
     alone = {"reward": {"data": "pairs.jsonl"}}
     assert resolve(recipe_from_dict(alone)).task is None
     with refuses(
-        'task: missing, and rl cannot do without: write [task] with name = "..."; from Python, '
+        'task: missing, but required by rl: write [task] with name = "..."; from Python, '
         "give prompts=… or task=…"
     ):
         resolve(recipe_from_dict({**alone, "rl": {}}))

@@ -90,11 +90,11 @@ def test_an_option_out_of_range_is_refused_before_anything_is_loaded(
 
 def test_a_task_option_that_belongs_elsewhere_is_sent_there() -> None:
     with refuses(
-        "task 'sums': unknown option 'steps'; Known: digits, operators, think; "
+        "task 'sums': unknown option 'steps'; known: digits, operators, think; "
         "steps is a key of [sft], [reward], [dpo] and [rl]"
     ):
         resolved({"task": {"name": "sums", "steps": 5}, "eval": {}})
-    with refuses("task.name: missing; Known: sums, words"):
+    with refuses("task.name: missing; known: sums, words"):
         resolved({"task": {"digits": 5}, "eval": {}})
     with refuses("task: unknown name 'sum'; did you mean 'sums'? Known: sums, words"):
         resolved({"task": "sum", "eval": {}})

@@ -128,7 +128,7 @@ def test_a_port_of_something_else_is_no_cluster(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray_start, "ANSWERS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ValueError, match=r"what listens at .* is no Ray cluster.*1 s\); give"):
+        with pytest.raises(ValueError, match=r"listens at .* is not a Ray cluster.*1 s\); give"):
             check_address(address)
 
 
@@ -142,7 +142,7 @@ def test_what_ray_says_is_explained() -> None:
     text = "Version mismatch: The cluster was started with:\n Ray: 2.1\n This process:\n Ray: 2.60"
     assert "runs another Ray or Python than this process" in explain("a:1", RuntimeError(text))
     absent = RuntimeError("Can't find a node on this host")
-    assert "this machine is no node of the cluster at a:1" in explain("a:1", absent)
+    assert "this machine is not a node of the cluster at a:1" in explain("a:1", absent)
 
 
 def resolved(**cluster: Any) -> Any:

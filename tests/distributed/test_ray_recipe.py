@@ -57,4 +57,4 @@ def test_a_recipe_learns_the_same_with_engines_elsewhere(
     account = read_ledger(other)
     assert (account.trained, account.problems) == (48, ())
     assert account.engines == ("engine 0", "engine 1")
-    assert "2 engines: slots" in there.folder.stage("rl").ways.read_text()
+    assert "2 engines: continuous batching" in there.folder.stage("rl").ways.read_text()

@@ -226,7 +226,7 @@ def test_two_drivers_on_one_run_folder(tmp_path: Path, address: str) -> None:
     ("cluster", "message"),
     [
         ({"address": "127.0.0.1:1"}, "nothing answers at 127.0.0.1:1"),
-        ({"address": "nowhere"}, "'nowhere' is no address of a Ray cluster"),
+        ({"address": "nowhere"}, "'nowhere' is not the address of a Ray cluster"),
         ({"address": "local", "cpus_per_learner": 4096.0}, "asks for 4096 CPUs and no GPU in 1"),
         ({"address": "local", "gpus_per_learner": 99.0}, "asks for 1 CPU and 99 GPUs"),
     ],

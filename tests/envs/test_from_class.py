@@ -97,7 +97,7 @@ def test_in_a_chat_results_are_messages_of_tools() -> None:
         {
             "role": "tool",
             "name": "see",
-            "content": '{"error": "unknown tool \'see\'; Known: add, look"}',
+            "content": '{"error": "unknown tool \'see\'; known: add, look"}',
         },
     ]
 

@@ -149,7 +149,7 @@ def test_wrong_calculations_are_told_and_the_episode_goes_on() -> None:
         "unknown argument 'expr'",
         "argument 'expression' must be a string",
         "division by zero",
-        "Call is no arithmetic",
+        "Call is not arithmetic",
         "too large",
         "too large",
         "too close to 0",
@@ -327,7 +327,7 @@ def test_the_marks_of_a_guess_are_right() -> None:
 def test_a_secret_that_is_no_word_breaks_that_rollout() -> None:
     rollout = played("wordle", "crane", secret="cranes")
     assert score(rollout).state == "invalid"
-    assert "secret 'cranes' is no word of five letters" in score(rollout).reason
+    assert "secret 'cranes' is not a five-letter word" in score(rollout).reason
 
 
 # Sorting names.

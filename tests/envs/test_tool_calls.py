@@ -101,7 +101,7 @@ def test_the_last_call_needs_no_closing_tag(tagged: str) -> None:
         ('{"name": "f", "arguments": [1]}', '"arguments" must be an object, got an array'),
         ('{"name": "f", "arguments": "{}"}', '"arguments" must be an object, got a text'),
         ('{"name": "f", "name": "g"}', 'no JSON that can be read: the key "name" stands twice'),
-        ('{"name": "f", "arguments": {"a": NaN}}', "no JSON that can be read: NaN is no JSON"),
+        ('{"name": "f", "arguments": {"a": NaN}}', "no JSON that can be read: NaN is not JSON"),
         (
             '{"name": "f", "arguments": {"a": 1e999}}',
             "no JSON that can be read: a number that is too",

@@ -35,7 +35,7 @@ def test_the_way_that_is_declared_is_taken(
         [Prompt(id="0", text="", tokens=(1, 2))], Sampling(max_new_tokens=2), num_samples=2, seed=0
     )
     slots = engine._decoder.slots if isinstance(engine, NativeEngine) else None
-    assert (slots is not None) == ("slots" in samples.uses)
+    assert (slots is not None) == ("continuous batching" in samples.uses)
     packed, own = [], states.packed_states
 
     def seen(*given: Any, **options: Any) -> Tensor:
@@ -44,8 +44,8 @@ def test_the_way_that_is_declared_is_taken(
 
     monkeypatch.setattr(states, "packed_states", seen)
     learner.infer(batch(lengths=(ways_page.LONGEST, 4, 4), width=ways_page.LONGEST))
-    assert bool(packed) == ("prompts shared" in learns.uses)
-    for way, best in ((samples, "slots"), (learns, "prompts shared")):
+    assert bool(packed) == ("shared prompts" in learns.uses)
+    for way, best in ((samples, "continuous batching"), (learns, "shared prompts")):
         assert (best in way.uses) == (not way.without)
         assert all(missing.why and missing.cost for missing in way.fell_back)
 

@@ -32,9 +32,14 @@ def test_the_fast_way_is_declared_and_kept() -> None:
         captured=True,
     )
     samples = engine.way()
-    assert samples.uses == ("slots", "CUDA graphs", "Triton kernels", "compiled layers")
+    assert samples.uses == (
+        "continuous batching",
+        "CUDA graphs",
+        "Triton kernels",
+        "compiled layers",
+    )
     learns = learner.way(64)
-    assert learns.uses == ("packed", "prompts shared", "captured passes")
+    assert learns.uses == ("packed sequences", "shared prompts", "captured passes")
     prompts = [Prompt(id="0", text="", tokens=(5, 6, 7))]
     engine.generate(prompts, Sampling(max_new_tokens=40), num_samples=8, seed=0)
     mask = torch.ones(4, 20, dtype=torch.bool)

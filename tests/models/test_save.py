@@ -108,6 +108,6 @@ def test_a_save_that_fails_leaves_the_old_folder(
 
 def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="is no model folder, so it is not replaced"):
+    with pytest.raises(ValueError, match="is not a model folder, so it is not replaced"):
         save_policy(load_policy("tiny", options=SMALL), tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"

@@ -173,7 +173,7 @@ def test_a_batched_reward_with_too_few_scores_is_broken(pooled: Pooled) -> None:
     reward.batched = True  # type: ignore[attr-defined]
     scores = pooled(reward).score(rollouts(16))
     assert {score.state for score in scores} == {"invalid"}
-    assert "returned 0 scores for 2 completions" in scores[0].reason
+    assert "returned list of 0; expected a list of 2, one score" in scores[0].reason
 
 
 def test_progress_is_counted(pooled: Pooled) -> None:

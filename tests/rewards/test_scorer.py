@@ -252,10 +252,10 @@ def test_a_batched_reward_with_a_wrong_number_of_scores_is_broken_and_not_asked_
 
     batched.batched = True
     scores = RewardScorer({batched: 1.0}).score([rollout("5")] * 16)
-    size = len(returned) if isinstance(returned, list) else "float"
+    what = f"list of {len(returned)}" if isinstance(returned, list) else "float"
     assert {each.state for each in scores} == {"invalid"}
     assert {each.reason for each in scores} == {
-        f"reward 'batched' returned {size} scores for 16 completions"
+        f"reward 'batched' returned {what}; expected a list of 16, one score for each completion"
     }
     assert calls == [16]
 

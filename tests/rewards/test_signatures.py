@@ -122,8 +122,8 @@ def test_a_list_of_rewards_has_weights_of_one() -> None:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completions: [1.0] * 9, "returned 9 scores for 1 completions"),
-        (lambda completions: 1.0, "returned float scores for 1 completions"),
+        (lambda completions: [1.0] * 9, "returned list of 9; expected a list of 1, one score"),
+        (lambda completions: 1.0, "returned float; expected a list of 1, one score"),
         (lambda completions: ["a"], "a str, not a number"),
         (lambda completions: 1 / 0, "ZeroDivisionError"),
     ],
@@ -138,7 +138,7 @@ def test_a_column_that_is_not_there() -> None:
     def wants(completions: list[str], solution: list[str], **kwargs: Any) -> list[float]:
         return [1.0]
 
-    with pytest.raises(ValueError, match="wants the column 'solution'"):
+    with pytest.raises(ValueError, match="needs the column 'solution'"):
         RewardScorer({wants: 1.0}).check_columns(TEXT)
     with pytest.raises(ValueError, match=r"cannot be made .* give an instance"):
         bind(type("Needs", (), {"__init__": lambda self, x: None, "__call__": scaled}), 1.0)

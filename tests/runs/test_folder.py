@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
 
 def test_a_finished_run_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, config=CONFIG, recipe=RECIPE).write_summary({})
-    with pytest.raises(ValueError, match=r"of another recipe \(rl.steps: 6 → 12\); prolong"):
+    with pytest.raises(ValueError, match=r"of another recipe \(rl.steps: 6 → 12\); extend"):
         RunFolder.create(tmp_path, config=with_steps(12), recipe="new")
     assert RunFolder(tmp_path).recipe == RECIPE
     elsewhere = CONFIG | {"run": {"folder": "copied/to", "seed": 1}}  # a run can be moved
@@ -226,7 +226,7 @@ def test_hacking_that_lasted_is_the_first_finding(tmp_path: Path) -> None:
 
 def test_a_finished_run_of_fewer_steps_is_told_how_to_be_prolonged(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, config=CONFIG).write_summary({})
-    with pytest.raises(ValueError, match=rf"prolong it \(posttrain resume {tmp_path} --rl.steps 9"):
+    with pytest.raises(ValueError, match=rf"extend it \(posttrain resume {tmp_path} --rl.steps 9"):
         RunFolder.create(tmp_path, config=with_steps(9))
     with pytest.raises(ValueError, match=r"rl.rate: .*\); choose another run folder"):
         RunFolder.create(tmp_path, config=CONFIG | {"rl": {"steps": 9, "rate": 1}})

@@ -102,7 +102,7 @@ def test_a_state_that_no_rollout_can_have_is_refused() -> None:
     """What is accepted is what is stored, and one word for all that is not ok."""
     for state in (None, "broken", *get_args(ScoreState)):
         assert Filter(state=state).state == state
-    with pytest.raises(ValueError, match="state: 'time-out' is none; did you mean 'timeout'"):
+    with pytest.raises(ValueError, match="state: 'time-out' is not one; did you mean 'timeout'"):
         Filter(state="time-out")
     assert {*get_args(viewing.State)} == {"broken", *get_args(ScoreState)}
 

@@ -286,7 +286,7 @@ def test_a_failed_check_stops_the_run(constant: Start, tmp_path: Path) -> None:
     assert done.code == 2
     assert "✗ check: signal: groups with signal: nothing to learn from" in done.out
     assert "check: this run cannot work as it is" in done.err
-    assert '--check warn goes on anyway, from Python check="warn"' in done.err
+    assert 'Fix it, or continue anyway with --check warn (Python: check="warn")' in done.err
     assert not (tmp_path / "run").exists()
 
 
@@ -295,7 +295,7 @@ def test_a_failed_check_may_be_a_warning_or_left_out(constant: Start) -> None:
     done = constant("--check", "warn")
     assert done.code == 0, done
     assert "✗ check: signal: groups with signal" in done.out
-    assert "lines pass; passes: 0.1 over the prompts (1 step × 4 prompts ÷ 40)" in done.out
+    assert "passed; passes: 0.1 epochs (1 step × 4 prompts ÷ 40)" in done.out
     done = constant("--check", "off", "--run.folder", "other")
     assert done.code == 0, done
     assert "check:" not in done.out

@@ -326,7 +326,7 @@ def test_demonstrations_call_the_tools_of_an_environment_without_a_task(tmp_path
         "sft": quick,
     }
     assert not [line for line in check_recipe(values, fast=True).lines if line.state == "fail"]
-    with pytest.raises(ValueError, match=r"task: missing, and rl cannot do without"):
+    with pytest.raises(ValueError, match=r"task: missing, but required by rl"):
         go({**values, "run": {**values["run"], "stages": ["sft", "rl"]}, "rl": {}})
 
 

@@ -95,7 +95,7 @@ def test_a_broken_annotator_is_no_tie(tmp_path: Path, monkeypatch: pytest.Monkey
     reward = {f"{Path(__file__).stem}:broken": 1.0}
     with pytest.raises(RuntimeError, match=r"scores are broken.*raised ValueError: odd"):
         posttrain.prefer(**given, reward=reward, max_new_tokens=6, folder=tmp_path / "run")
-    with pytest.raises(ValueError, match="wants the column 'answer'"):
+    with pytest.raises(ValueError, match="needs the column 'answer'"):
         posttrain.prefer(
             **given, reward={"exact": 1.0}, max_new_tokens=6, folder=tmp_path / "other"
         )

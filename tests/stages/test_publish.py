@@ -88,7 +88,7 @@ def test_nothing_but_the_model_is_uploaded(run: Run, tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_in_words(
     run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"'name' is no name of a repository; write ORG/NAME"):
+    with pytest.raises(ValueError, match=r"'name' is not a repository name; write ORG/NAME"):
         push(run.folder.path, "name")
     with pytest.raises(ValueError, match="the token may not write to 'others/name'"):
         push(run.folder.path, "others/name")

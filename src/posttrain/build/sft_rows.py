@@ -176,8 +176,8 @@ def _of_file(
         why = f"every prompt of {name} has more than {wanted} of the {len(rows)} demonstrations"
         if share is not None:
             raise ValueError(
-                f"sft.test_share: {why}, and none may stand on both sides; raise it, or give a "
-                "file in sft.test_data"
+                f"sft.test_share: {why}, and no prompt may be in both parts; raise it, or "
+                "give a file in sft.test_data"
             )
         return _Read(train=rows, note=f"{NONE}: {why}")
     note = f"sft learns from {len(train):,} demonstrations of {name}; {len(test):,} are held out"

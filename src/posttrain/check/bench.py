@@ -136,7 +136,7 @@ class Bench:
         return any(r.score is not None and "env" in r.score.parts for r in found)
 
     @property
-    def to_mend(self) -> str:
+    def to_fix(self) -> str:
         """What a broken score of a real rollout is the fault of."""
         return "the environment, or the reward" if self.setup.env is not None else "the reward"
 

@@ -12,6 +12,7 @@ from posttrain.build.trained_rows import asks_test, how_to_test
 from posttrain.check.bench import Bench
 from posttrain.check.texts import TOKENS
 from posttrain.check.verdicts import State, Verdict
+from posttrain.config.quantities import in_passes
 from posttrain.data.template import words
 from posttrain.models.cache import context_length
 from posttrain.track.printable import counted, printable
@@ -155,7 +156,7 @@ def count_passes(bench: Bench) -> Verdict | None:
         return None
     count = steps * asked / num
     how = f"{counted(steps, 'step')} × {counted(asked, 'prompt')} ÷ {num:,}"
-    text = f"{count:,.1f} over the prompts ({how})"
+    text = f"{in_passes(count):,} epochs ({how})"
     fix = "give more prompts, or lower rl.steps: what is asked so often is learned by heart"
     if asked > num:
         text += f"; each batch repeats prompts: {asked} of {num}"

@@ -126,7 +126,7 @@ def count_broken(bench: Bench) -> Verdict:
 def count_broken_rollouts(bench: Bench) -> Verdict | None:
     """How many real rollouts the rewards could not score; a line only where there are some."""
     share, text = _broken(bench.rollouts, what=" real rollouts")
-    fix = f"fix {bench.to_mend}: above rl.max_invalid the run stops"
+    fix = f"fix {bench.to_fix}: above rl.max_invalid the run stops"
     state: State = "fail" if share > bench.rl.max_invalid else "warn"
     return Verdict(state, text, fix) if share else None
 

@@ -177,7 +177,7 @@ def _nothing(bench: Bench) -> tuple[str, str]:
     many = len(groups) > 1 and len(groups[0]) > 1
     full = "fix a reward that gives full marks to everything"
     if not scores(rollouts):
-        why, fix = "no score is valid", f"fix {bench.to_mend}"
+        why, fix = "no score is valid", f"fix {bench.to_fix}"
     elif bench.env_scores:
         values = {score.value for score in scores(rollouts)}
         why = "a prompt's episodes all score the same"
@@ -188,7 +188,7 @@ def _nothing(bench: Bench) -> tuple[str, str]:
         values = {score.value for score in scores(rollouts)}
         why = "a prompt's completions all get the same reward"
         why = f"every completion gets {values.pop():g}" if len(values) == 1 else why
-        shown = f"{right} of {len(rollouts)} are right by {marks.check!r}, whose weight is 0"
+        shown = f"{marks.check!r}, whose weight is 0, accepts {right} of {len(rollouts)}"
         why += f", though {shown}" if right else ""
         fix = f"{_weigh(marks)}, {_warmer(bench)}, or let a reward give partial credit"
         fix = bench.usual_first(fix, of=SAMPLING)

@@ -91,13 +91,17 @@ def judge(text: str, *, best: str, times: tuple[float, float, float], way: Way) 
     seconds, least, usual = times
     slow = seconds > FAR * usual
     reasons = "; ".join(_reasons(way))
-    text += f": {100 * least / seconds:.2g}% of the device's best, {best}; usual here: "
-    text += f"{100 * least / usual:.2g}% or more"
+    text += f": {_percent(least / seconds)} of the device's best, {best}"
+    text += f"; usual here: {_percent(least / usual)} or more" if slow else ""
     return Verdict(
         "warn" if slow else "pass",
         f"{text} ({reasons})" if reasons and slow else text,
         f"{FAR} times slower than it should be: {ACCEPT if reasons else BUSY}",
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _launched(bench: Bench, shape: Shape) -> float:

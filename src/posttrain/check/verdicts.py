@@ -133,7 +133,7 @@ class Report:
         if passed:
             notes = [f"{line.name}: {line.text}" for line in passed if line.name in NOTES]
             mark, style = MARKS["pass"]
-            said = "; ".join([f"{mark} check: {len(passed)} lines pass", *notes])
+            said = "; ".join([f"{mark} check: {len(passed)} passed", *notes])
             console.print(Text(said, style=style))
         return self
 
@@ -146,7 +146,7 @@ class Report:
         if not lines:
             return self
         failed = "".join(f"\n  {n.area}: {n.name}: {n.text}; {n.fix}" for n in lines)
-        how = 'rl.check = "off" runs anyway'
+        how = 'run anyway with rl.check = "off"'
         if not all(line.name in ALWAYS_STOP for line in lines):
-            how = '--check warn goes on anyway, from Python check="warn"'
-        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nFix it; {how}")
+            how = 'continue anyway with --check warn (Python: check="warn")'
+        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nFix it, or {how}")

@@ -200,7 +200,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(help=SOURCE)],
     *,
     task: Annotated[
-        str | None, typer.Option(help="The task (arithmetic, jsonl …), if not a run's or recipe's.")
+        str | None, typer.Option(help="The task (arithmetic, file …), if not a run's or recipe's.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line per problem.")] = None,
     show: Annotated[int, typer.Option(min=0, help="Print this many of the answers.")] = 0,

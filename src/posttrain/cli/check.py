@@ -16,7 +16,7 @@ from rich.text import Text
 
 from posttrain.cli.recipes import arithmetic_table
 from posttrain.config.read import parse_overrides
-from posttrain.track.printable import MARKS
+from posttrain.track.printable import MARKS, counted
 from posttrain.track.progress import loading, phase, showing
 from posttrain.track.safe_terminal import Terminal, say_json
 
@@ -93,8 +93,9 @@ def _episode(rows: Sequence[TokenRow]) -> Table:
 
 
 def _verdict(report: Report) -> Text:
-    counts = {state: len(report.of(state)) for state in ("fail", "warn", "pass")}
-    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    end = "can be run" if report.ok else "fix what fails first"
+    fail, warn, passed = (len(report.of(state)) for state in ("fail", "warn", "pass"))
+    counts = {counted(fail, "failure"): fail, counted(warn, "warning"): warn, f"{passed} passed": 1}
+    summary = ", ".join(text for text, count in counts.items() if count)
+    end = "ready to run" if report.ok else "fix the failures first"
     style = "bold green" if report.ok else "bold red"
     return Text(f"\n{summary} in {report.seconds:.1f} s: {end}", style=style)

@@ -91,7 +91,7 @@ def _table(graded: Graded, *, title: str) -> Table:
     for state, count in sorted(graded.states.items(), key=lambda pair: pair[0] != "ok"):
         table.add_row(state, f"{count:,}")
     if not graded.all_broken:
-        table.add_row("mean of what is ok", f"{graded.mean:.4f}")
+        table.add_row("mean score (ok only)", f"{graded.mean:.4f}")
         table.add_row("full marks", graded.told_full_marks)
     if graded.workers_died:
         table.add_row("workers that died and were replaced", f"{graded.workers_died:,}")

@@ -152,7 +152,7 @@ def sizes_of(found: Footprint, work: Work, *, seconds: Mapping[str, float]) -> T
         sampled = f"; {counted(found.slots, 'sequence')} sampled at once{turns}"
     each = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
     share = found.trained / found.weights
-    most = f"{found.most_tokens:,} would fit" if found.most_tokens else "none fits"
+    most = f"{found.most_tokens:,} would fit" if found.most_tokens else "no size fits"
     return Text(
         f"{found.weights / 1e6:,.1f} million weights, {share:.0%} of them trained\n"
         f"micro-batches of {count:,} tokens{auto}, {most}{sampled}; more prompts or larger groups "

@@ -90,7 +90,7 @@ def read_result(path: Path) -> Result:
     if isinstance(found, dict) and found.keys() >= KEYS and found["interval"] is not None:
         return found
     raise ValueError(
-        f"{path}: is no result of two seeds or more; benchmarks/seeds.py --result NAME writes one"
+        f"{path}: not a result of two seeds or more; benchmarks/seeds.py --result NAME writes one"
     )
 
 

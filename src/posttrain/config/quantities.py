@@ -197,6 +197,15 @@ def _draws(rl: RlSection) -> int:
     return 1 + rl.max_resamples if rl.dynamic_sampling else 1
 
 
+def in_passes(count: float) -> float:
+    """A number of passes to one decimal, or, where that is 0, to one digit.
+
+    >>> in_passes(2.04), in_passes(0.034)
+    (2.0, 0.03)
+    """
+    return round(count, 1) or float(f"{count:.1g}")
+
+
 def _passes(rl: RlSection, num_prompts: int | None) -> list[Quantity]:
     if not num_prompts:
         return []
@@ -206,7 +215,7 @@ def _passes(rl: RlSection, num_prompts: int | None) -> list[Quantity]:
         Quantity(
             "rl",
             f"passes over the prompts{end}",
-            round(rl.steps * rl.prompts_per_step * draws / num_prompts, 1),
+            in_passes(rl.steps * rl.prompts_per_step * draws / num_prompts),
             f"{asked}{f' × {draws}' if draws > 1 else ''} ÷ {num_prompts:,}",
         )
         for draws, end in ends.items()

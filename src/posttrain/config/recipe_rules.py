@@ -49,7 +49,7 @@ def task_missing(recipe: Resolved) -> str | None:
     if (recipe.task or {}).get("name") is None and needy:
         stages = " and ".join(needy)
         fix = 'write [task] with name = "..."; from Python, give prompts=… or task=…'
-        return f"task: missing, and {stages} cannot do without: {fix}"
+        return f"task: missing, but required by {stages}: {fix}"
     return None
 
 
@@ -266,7 +266,7 @@ def teacher_missing(recipe: Resolved) -> str | None:
     asking = pieces_that_ask_a_teacher(recipe.rl)
     if asking and not (recipe.teacher and recipe.teacher.model):
         return (
-            f"teacher.model: missing, and {' and '.join(asking)} cannot do without: write "
+            f"teacher.model: missing, but required by {' and '.join(asking)}: write "
             '[teacher] with model = "FOLDER", a model with the policy\'s tokenizer'
         )
     return None
@@ -330,11 +330,11 @@ def rate_of_the_other_kind(recipe: Resolved) -> str | None:
 
 
 def adapter_of_nothing(recipe: Resolved) -> str | None:
-    """The weights of "tiny" are random: an adapter beside them learns next to nothing."""
+    """The weights of "tiny" are random: an adapter on top of them learns almost nothing."""
     if recipe.adapter.rank and recipe.model.name == "tiny":
         return (
-            'adapter.rank: the weights of "tiny" are random, and beside them an adapter learns '
-            "next to nothing; train all of it first (adapter.rank = 0), then name that model"
+            'adapter.rank: the weights of "tiny" are random, and an adapter on top of them '
+            "learns almost nothing; train all weights first (adapter.rank = 0), then use that model"
         )
     return None
 

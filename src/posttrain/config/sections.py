@@ -96,7 +96,7 @@ class ModelSection(Section):
     )
     system: str = key("", "System message put before every chat prompt.")
     special_tokens: Literal["text", "tokens"] = key(
-        "text", "What a special token that the data spells becomes: text, or the token."
+        "text", "What a special token in the data becomes: text, or the token."
     )
     options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
 

@@ -40,7 +40,7 @@ USUAL: dict[str, Usual] = {
     # Keys of every section that has them.
     "learning_rate": Usual(1e-9, 0.03, "AdamW moves every weight by about so much at each step"),
     "weight_decay": Usual(0, 1, "each step takes that times the learning rate off every weight"),
-    "max_gradient_norm": Usual(1e-3, _MANY, "every gradient is cut to next to nothing"),
+    "max_gradient_norm": Usual(1e-3, _MANY, "every gradient is clipped to almost nothing"),
     "epochs": Usual(1, 1000, "what is shown so often is learned by heart"),
     "temperature": Usual(0.05, 5, "far below it is greedy, far above every token is as likely"),
     "max_skipped": Usual(1, 100, "a stage that is NaN for so long has broken down"),

@@ -147,7 +147,7 @@ class ControlTokens:
                 return found
         raise ValueError(
             f"special tokens: this tokenizer has no other tokens for {self._texts[token]!r}, which "
-            "the data spells; remove it there"
+            "the data contains; remove it there"
         )
 
     def _pieces(self, text: str) -> list[int]:
@@ -175,14 +175,14 @@ class ControlTokens:
         wrote = sum(spelling != self._texts.get(unknown) for spelling in ours)
         if kept != wrote:
             raise ValueError(
-                f"special tokens: the data spells {self._texts_at(text, starts)}, and with this "
+                f"special tokens: the data contains {self._texts_at(text, starts)}, and with this "
                 "tokenizer it cannot be told from what the chat template writes; remove it there"
             )
 
     def _need_fast(self, text: str, starts: set[int]) -> None:
         if not self._tokenizer.is_fast:
             raise ValueError(
-                f"special tokens: the data spells {self._texts_at(text, starts)}, and this "
+                f"special tokens: the data contains {self._texts_at(text, starts)}, and this "
                 "tokenizer (it is not a fast one) cannot read that as text; remove it there"
             )
 

@@ -68,8 +68,8 @@ def split_by_prompt(
     prompts = list(dict.fromkeys(keys))
     if len(prompts) < 2:
         raise ValueError(
-            f"preferences: there are {len(prompts)} different prompts, and to split takes 2, as "
-            "none may stand in both parts; add other prompts, or test on another file"
+            "preferences: a split takes at least 2 different prompts, because no prompt may be in "
+            f"both parts; found {len(prompts)}; add other prompts, or test on another file"
         )
     num_test = min(max(round(test_share * len(prompts)), 1), len(prompts) - 1)
     return _parted(rows, keys, test=set(random.Random(seed).sample(prompts, num_test)))

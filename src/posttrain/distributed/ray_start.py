@@ -100,8 +100,8 @@ def reach(address: str) -> str:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host or not 0 < int(port) < 65536:
         raise ValueError(
-            f'cluster.address: {address!r} is no address of a Ray cluster; give "host:port" as '
-            'ray start --head prints it (the port is 6379 unless chosen), or "local"'
+            f'cluster.address: {address!r} is not the address of a Ray cluster; give "host:port" '
+            'as ray start --head prints it (the port is 6379 unless chosen), or "local"'
         )
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -146,7 +146,7 @@ def check_address(address: str) -> str:
         )
     if problem:
         raise ValueError(
-            f"cluster.address: what listens at {address} is no Ray cluster, or one of another "
+            f"cluster.address: what listens at {address} is not a Ray cluster, or one of another "
             f'version ({problem}); give the port of its head ("ray start --head" prints it, '
             "usually 6379), not that of its dashboard or of ray://"
         )
@@ -164,7 +164,7 @@ def explain(address: str, error: BaseException) -> str:
         )
     if "this node" in text or "on this host" in text or "node_ip" in text.lower():
         return (
-            f"this machine is no node of the cluster at {address}; join it here with ray start "
+            f"this machine is not a node of the cluster at {address}; join it here with ray start "
             f"--address={address}, or start posttrain on one of its nodes ({_last_line(text)})"
         )
     return f"Ray does not start at {address!r}: {_last_line(text)}"

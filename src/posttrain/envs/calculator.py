@@ -78,12 +78,12 @@ def _value(node: ast.expr) -> Fraction:
         return _power(_value(node.left), _value(node.right))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         return _bounded(Fraction(_BINARY[type(node.op)](_value(node.left), _value(node.right))))
-    raise ValueError(f"{type(node).__name__} is no arithmetic: write numbers, + - * / ** and ()")
+    raise ValueError(f"{type(node).__name__} is not arithmetic: write numbers, + - * / ** and ()")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
-        raise ValueError("an exponent that is no whole number")
+        raise ValueError("an exponent that is not a whole number")
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(exponent.numerator) * size > MAX_BITS:
         raise ValueError("too large")

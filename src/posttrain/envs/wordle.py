@@ -81,7 +81,7 @@ class Wordle:
         drawn = random.Random(prompt.id if seed is None else seed).choice(WORDS)
         secret = str(prompt.columns.get("secret", drawn)).strip().lower()
         if not re.fullmatch("[a-z]{5}", secret):
-            raise ValueError(f"prompt {prompt.id!r}: secret {secret!r} is no word of five letters")
+            raise ValueError(f"prompt {prompt.id!r}: secret {secret!r} is not a five-letter word")
         return Guessed(secret)
 
     def opening(self, state: Guessed) -> str:

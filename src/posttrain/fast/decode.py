@@ -78,7 +78,7 @@ class Decoder:
         )
 
     def way(self) -> Way:
-        """Slots; on a GPU their steps are replayed from CUDA graphs."""
+        """Continuous batching in slots; on a GPU their steps are replayed from CUDA graphs."""
         wanted = []
         if self.model.device.type == "cuda":
             broken = "" if self.slots is None else self.slots.not_captured
@@ -91,7 +91,7 @@ class Decoder:
             ]
         if self._compiled:
             wanted.append(("compiled layers", compilable(self.model), "they run as written"))
-        return Way.of("slots", wanted=wanted)
+        return Way.of("continuous batching", wanted=wanted)
 
     def decode(
         self,

@@ -38,7 +38,7 @@ def learning_way(
         broken = next((one.pool.broken for one in captured if one.pool.broken), "")
         wanted = [("captured passes", Support(broken), "each pass takes longer")]
     when = "" if device.type == "cuda" else " where it saves work"
-    return Way.of(f"packed{when}", "prompts shared", *spread, wanted=wanted)
+    return Way.of(f"packed sequences{when}", "shared prompts", *spread, wanted=wanted)
 
 
 def check_room(teacher: Any, longest: int) -> None:

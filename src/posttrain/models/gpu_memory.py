@@ -45,7 +45,7 @@ def parse_size(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise ValueError(f"{text!r} is no amount of memory; write 8GB or 512MB")
+        raise ValueError(f"{text!r} is not an amount of memory; write 8GB or 512MB")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

@@ -183,12 +183,12 @@ def _from_hub(
         download = f"(hf download {name} --local-dir FOLDER) and give the folder"
         if unreachable:
             raise ValueError(
-                f"model: {name!r} is no folder here ({Path.cwd()}), nor in the cache of the hub, "
+                f"model: {name!r} is not a folder here ({Path.cwd()}), nor in the hub's cache, "
                 f"and the hub cannot be asked ({unreachable}). {near}If it is a folder, check the "
                 f"path; if it is on the hub, download it where there is a connection {download}"
             ) from None
         raise ValueError(
-            f"model: {name!r} is no folder here, and the hub did not give it: {near}"
+            f"model: {name!r} is not a folder here, and the hub did not give it: {near}"
             f"Check the name; or download it where there is a connection {download}. "
             f"The hub's answer: {str(error).splitlines()[0]}"
         ) from error
@@ -200,7 +200,8 @@ def _near(name: str) -> str:
     if path is not None:
         return f"did you mean {str(path)!r}? "
     folders = [path.name for path in Path().iterdir() if path.is_dir()]
-    return registry.did_you_mean(name, ["tiny", *folders]).partition("Known:")[0]
+    near = registry.nearest(name, ["tiny", *folders], cutoff=0.5)
+    return f"did you mean {near!r}? " if near else ""
 
 
 def _from_pretrained(

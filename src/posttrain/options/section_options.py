@@ -49,7 +49,7 @@ class ModelOptions(TypedDict, total=False):
     system: str
     """System message put before every chat prompt."""
     special_tokens: Literal["text", "tokens"]
-    """What a special token that the data spells becomes: text, or the token."""
+    """What a special token in the data becomes: text, or the token."""
     options: Mapping[str, Any]
     """Options of loading it: the sizes of tiny, say."""
 

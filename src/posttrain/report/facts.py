@@ -209,7 +209,7 @@ def _lines(path: Path) -> list[Row]:
     try:
         return [dict(json.loads(line)) for line in lines if line]
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: a line is no row of JSON ({error}); restore it") from error
+        raise ValueError(f"{path}: a line is not a row of JSON ({error}); restore it") from error
 
 
 def _sample(before: Row, after: Row, *, checked: bool) -> Row:

@@ -129,8 +129,10 @@ def _batched(
         return [fault]
     share = (time.perf_counter() - begun) / len(samples)
     if not isinstance(returned, Sequence) or len(returned) != len(samples):
-        size = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
-        wrong = broken(reward, f"returned {size} scores for {len(samples)} completions")
+        what = type(returned).__name__
+        what += f" of {len(returned)}" if isinstance(returned, Sequence) else ""
+        wanted = f"a list of {len(samples)}, one score for each completion"
+        wrong = broken(reward, f"returned {what}; expected {wanted}")
         return [replace(wrong, seconds=share)] * len(samples)
     return [  # None is that of TRL's signature: the reward does not apply
         None if value is None and reward.trl else replace(checked(reward, value), seconds=share)

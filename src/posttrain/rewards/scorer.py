@@ -116,10 +116,11 @@ class RewardScorer:
                     # The column exists, but the reward is built in and takes another name.
                     if near in prompt.columns and reward.name in REWARDS:
                         hint = f"rename {near!r} to {name!r} there, "
-                    has = ", ".join(map(repr, prompt.columns)) or "none"
+                    has = ", ".join(map(repr, prompt.columns))
+                    has = f"its other columns: {has}" if has else "it has no other columns"
                     raise ValueError(
-                        f"reward {reward.name!r}: wants the column {name!r}, which prompt "
-                        f"{prompt.id!r} does not have (it has {has}); {hint}add the column to the "
+                        f"reward {reward.name!r}: needs the column {name!r}, which prompt "
+                        f"{prompt.id!r} does not have ({has}); {hint}add the column to the "
                         "data, or choose another reward"
                     )
 

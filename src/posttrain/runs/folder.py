@@ -172,11 +172,11 @@ class RunFolder:
                 asked = [_LONGER.fullmatch(change) for change in changes]
                 longer = all(found and int(found[2]) < int(found[3]) for found in asked)
                 keys = " ".join(f"--{found[1]} {found[3]}" for found in asked if found)
-                prolong = f"prolong it (posttrain resume {path} {keys}), " if longer else ""
+                extend = f"extend it (posttrain resume {path} {keys}), " if longer else ""
                 raise ValueError(
                     f"{path}: holds the finished run of another recipe ({_some(changes)}); "
-                    f"{prolong}choose another run folder, or delete this one (from Python: "
-                    "overwrite=True)"
+                    f"{extend}choose another run folder (--run.folder NAME), or delete this one "
+                    "(from Python: overwrite=True)"
                 )
             return run
         for left in path.glob("vllm-*"):  # weights that a killed process had handed over

@@ -51,7 +51,7 @@ class Filter:
     def __post_init__(self) -> None:
         known = (*get_args(ScoreState), _BROKEN)
         if self.state is not None and self.state not in known:
-            raise ValueError(f"state: {self.state!r} is none; {did_you_mean(self.state, known)}")
+            raise ValueError(f"state: {self.state!r} is not one; {did_you_mean(self.state, known)}")
 
 
 ALL = Filter()

@@ -130,7 +130,7 @@ def _pairs(tests: Any, entry_point: str) -> tuple[list[tuple[Any, Any]], str]:
 def _functional(pairs: list[tuple[Any, Any]], name: str) -> str:
     """Calls and their results as asserts."""
     if not name.isidentifier():
-        raise ValueError(f"tests: {name!r} is no name of a function")
+        raise ValueError(f"tests: {name!r} is not the name of a function")
     lines = [AS_JSON]
     for given, expected in pairs:
         arguments = given

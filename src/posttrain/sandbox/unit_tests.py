@@ -111,7 +111,7 @@ def _parse(tests: str) -> ast.Module:
     try:
         return ast.parse(tests)
     except UNREADABLE as error:
-        raise ValueError(f"tests: they are no Python: {error}") from error
+        raise ValueError(f"tests: they are not Python: {error}") from error
 
 
 def _doctest(tests: str) -> str:

@@ -68,7 +68,7 @@ class CompletionRequest:
 def read_asked(body: Any, *, kind: Kind, model: str) -> CompletionRequest:
     """A request as it came, checked."""
     if not isinstance(body, Mapping):
-        raise AskedWronglyError("the request is no JSON object")
+        raise AskedWronglyError("the request is not a JSON object")
     given = {str(name): value for name, value in body.items() if value is not None}
     _check_names(given, kind)
     if given.get("model", model) != model:

@@ -103,7 +103,7 @@ async def _body(request: Request) -> Any:
         json.dumps(found, ensure_ascii=False).encode()  # half a character has no bytes: refused
         return found
     except (ValueError, RecursionError) as error:
-        raise AskedWronglyError(f"the request is no JSON: {error}") from None
+        raise AskedWronglyError(f"the request is not JSON: {error}") from None
 
 
 async def _next(events: asyncio.Queue[Event], request: Request) -> Event:

@@ -133,8 +133,8 @@ class Service:
             )
         if most is not None and wanted is not None and wanted > most:
             raise AskedWronglyError(
-                f"max_tokens: {wanted} asked for, and there is room for {most} behind the "
-                f"{len(prompt.tokens)} tokens of the prompt",
+                f"max_tokens: {wanted} requested, but at most {most} fit after the prompt (prompt "
+                f"tokens: {len(prompt.tokens)})",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

@@ -77,10 +77,9 @@ class _Translation:
 
     def text(self, source: str) -> str:
         """The recipe as TOML."""
-        notes = [f"made of {source}; the same with posttrain run", *self.notes]
-        lines = [
-            "".join(c if c.isprintable() else " " for c in f"# {note}")[:500] for note in notes
-        ]
+        lines = [f"# converted from {source}; run it with: posttrain run FILE.toml"]
+        lines += [f"# {note}" for note in self.notes]
+        lines = ["".join(c if c.isprintable() else " " for c in line)[:500] for line in lines]
         values: dict[str, Any] = {name: {} for name in Recipe.model_fields}
         for path, value in self._set.items():
             put_key(values, path, value=value)
@@ -151,7 +150,7 @@ class _Translation:
         completions = self._take("generation_batch_size", self._size * rounds)
         rounds = max(1, completions // self._size)
         if completions % group:
-            self.notes.append(f"{completions} completions are no whole groups of {group}")
+            self.notes.append(f"{completions} completions do not divide into groups of {group}")
         minibatches = max(1, rounds // self._accumulated)
         epochs = self._take("num_iterations", 1)
         rl: dict[str, Any] = {
@@ -166,7 +165,7 @@ class _Translation:
             rl["steps"] = max(1, steps // (minibatches * epochs))
         else:
             self.notes.append(
-                f"rl.steps: TRL makes {passes} passes over the prompts; set it to their number × "
+                f"rl.steps: TRL trains for {passes} epochs; set it to the number of prompts × "
                 f"{passes} ÷ {rl['prompts_per_step']}"
             )
         beta = self._take("beta", 0.0)
@@ -232,8 +231,9 @@ class _Translation:
             self._put("sft.train_on", "all")
         elif said is not True:
             self.notes.append(
-                "sft.train_on: of conversations TRL learns every token, of completions theirs; here"
-                ' the turns of the assistant are learned, all tokens with sft.train_on = "all"'
+                "sft.train_on: TRL trains on all tokens of conversations, and on those of "
+                "completions; posttrain trains on the assistant's turns, and on all tokens with "
+                'sft.train_on = "all"'
             )
         if (text := self._take("dataset_text_field", "text")) != "text":
             self._put("sft.columns.text", text)

@@ -96,8 +96,8 @@ def read_adapter(folder: Path, *, whole: tuple[str, ...] = ()) -> AdapterFolder:
         )
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         raise ValueError(
-            f"model: {where!r} says lora_alpha = {json.dumps(alpha)}, which is no number above 0; "
-            "copy the file again"
+            f"model: {where!r} says lora_alpha = {json.dumps(alpha)}, which is not a number above "
+            "0; copy the file again"
         )
     settings = AdapterSettings(
         rank=rank,

@@ -113,7 +113,9 @@ def _check_magic(file: Path) -> None:
         begins = opened.read(_HEADER.size)
     if not begins.startswith(_MAGIC) or len(begins) < _HEADER.size:
         what = "is empty" if not begins else f"begins with {begins[:8]!r}"
-        raise ValueError(f"model: {str(file)!r} {what}, so it is no GGUF file, or cut off; {AGAIN}")
+        raise ValueError(
+            f"model: {str(file)!r} {what}, so it is not a GGUF file or cut off; {AGAIN}"
+        )
 
 
 def _check_size(config: PretrainedConfig, file: Path) -> None:

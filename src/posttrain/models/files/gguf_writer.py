@@ -67,8 +67,8 @@ def write_gguf(policy: Policy, file: Path, *, kind: str = "f16") -> None:
 
 def _refused(source: str, what: str, *, kind: str) -> ValueError:
     return ValueError(
-        f"model export: {what} of {source!r} is not written here; llama.cpp's own converter may "
-        "know it: git clone https://github.com/ggml-org/llama.cpp && pip install -r "
+        f"model export: {source!r}: cannot write {what}; llama.cpp's own converter may support "
+        "it: git clone https://github.com/ggml-org/llama.cpp && pip install -r "
         "llama.cpp/requirements.txt && python llama.cpp/convert_hf_to_gguf.py "
         f"{source} --outfile OUT.gguf --outtype {kind}"
     )
@@ -111,7 +111,7 @@ def _vocabulary(policy: Policy, kind: str) -> dict[str, Any]:
             {"type": "NFC"},
         )
     ):
-        raise _refused(policy.source, "a tokenizer that is no byte-level BPE", kind=kind)
+        raise _refused(policy.source, "a tokenizer other than byte-level BPE", kind=kind)
     split = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
     digits = any(step.get("type") == "Digits" and step["individual_digits"] for step in steps)
     known = "gpt-2" if byte_level[0].get("use_regex", True) else None
@@ -120,7 +120,7 @@ def _vocabulary(policy: Policy, kind: str) -> dict[str, Any]:
     elif digits and known:
         known = "smollm"
     if known is None:
-        raise _refused(policy.source, "the way in which the tokenizer parts words", kind=kind)
+        raise _refused(policy.source, "the way in which its tokenizer splits words", kind=kind)
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     return {"vocab": model["vocab"], "merges": merges, "pre": known}
 

@@ -66,7 +66,7 @@ class Upload:
 def plan_upload(folder: Path, repo: str, *, texts: Mapping[str, str]) -> Upload:
     """The files of a model folder that belong to the model; links and folders never do."""
     if not _REPOSITORY.fullmatch(repo):
-        raise ValueError(f"push: {repo!r} is no name of a repository; write ORG/NAME, or USER/NAME")
+        raise ValueError(f"push: {repo!r} is not a repository name; write ORG/NAME or USER/NAME")
     files: list[Path] = []
     left_out: list[str] = []
     for path in sorted(folder.iterdir()):

@@ -56,6 +56,6 @@ def _check_replaceable(folder: Path) -> None:
         return
     if folder.exists():
         raise ValueError(
-            f"save: {str(folder)!r} exists and is no model folder, so it is not replaced; choose "
-            "another name, or remove it"
+            f"save: {str(folder)!r} exists and is not a model folder, so it is not replaced; "
+            "choose another name, or remove it"
         )

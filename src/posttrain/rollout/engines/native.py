@@ -206,12 +206,14 @@ class NativeEngine(LocalEngine):
         return found
 
     def way(self) -> Way:
-        """Slots where the model allows them."""
+        """Continuous batching where the model allows them."""
         verdict = self._decoder.takes_model() if self._slots else Support("they are turned off")
         if verdict:
             return self._decoder.way()
         cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
-        return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
+        return Way.of(
+            "batches with a growing cache", wanted=[("continuous batching", verdict, cost)]
+        )
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full; equal prompts are read once."""
