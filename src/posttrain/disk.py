@@ -23,16 +23,12 @@ _REMEDIES = {
     errno.EIO: ("the disk reports an error", "look at the system's log, or choose another disk"),
     errno.ENAMETOOLONG: ("its name is too long", "choose a shorter one"),
     errno.EISDIR: ("it is a folder", "name a file"),
+    errno.ENXIO: ("it is a device or a pipe", "name a file"),
     errno.ENOTDIR: ("a part of its path is a file", "choose another folder"),
     errno.EEXIST: ("a part of its path is a file", "choose another folder"),
     errno.ENOENT: ("its folder cannot be made", "choose another folder"),
 }
-_OF_PATHS = (
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.ENOENT,
-)  # they may speak of another file, too
+_OF_SOME_PATH = (errno.EISDIR, errno.ENXIO, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 # Libraries in Rust (safetensors, tokenizers) raise no OSError, but their text has the errno.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
@@ -135,14 +131,14 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     except Exception as error:
         _check_kept(path)
         number = _number(error)
-        if number not in _REMEDIES or (number in _OF_PATHS and not _is_on_the_way(error, path)):
+        if number not in _REMEDIES or (number in _OF_SOME_PATH and not _is_on_the_way(error, path)):
             raise
         raise NotWrittenError(number, path) from error
 
 
 def _is_on_the_way(error: Exception, path: str | os.PathLike[str]) -> bool:
     """Whether an error names a path, a folder above it, or what is written beside it."""
-    named, path = Path(getattr(error, "filename", None) or os.devnull), Path(path)
+    named, path = Path(str(getattr(error, "filename", None) or os.devnull)), Path(path)
     return path.is_relative_to(named) or named.name.startswith(f".{path.name}.")
 
 

@@ -299,7 +299,8 @@ def test_a_loss_or_a_model_of_a_users_own_is_called_by_one_thread(
     assert replicas.take(functools.partial(token_mean, given=clipped))
     wrapped = functools.wraps(clipped)(lambda *given: clipped(*given))
     given = functools.partial(token_mean, given=loss)
-    for own in (loss, functools.partial(loss), given, wrapped):
+    decorated = torch.no_grad()(loss)  # whose code around it is of PyTorch
+    for own in (loss, functools.partial(loss), given, wrapped, decorated):
         assert not replicas.take(own)
     one.step(batch, Objective(loss))
     assert shared == []
@@ -330,8 +331,14 @@ def test_what_a_user_has_attached_need_not_be_copied() -> None:
     attached = {"lock": threading.Lock(), "loss": (2 * weight).sum(), "kept": torch.ones(2)}
     for name, value in attached.items():
         setattr(model.model, name, value)
+    inside: list[Any] = [{"lock": threading.Lock(), "part": model.lm_head}]
+    inside.append(inside)
+    model.model.inside = inside
     other = sharing_weights(model)
     assert all(getattr(other.model, name) is value for name, value in attached.items())
+    assert other.model.inside[0]["lock"] is inside[0]["lock"]
+    assert other.model.inside[0]["part"] is other.lm_head
+    assert other.model.inside[1] is other.model.inside
     assert other.model is not model.model
     assert other.model.layers[0].self_attn.config is other.config, "as all layers have it"
 

@@ -159,6 +159,7 @@ def test_other_refusals_are_clear_and_leave_the_old_content(
     ("place", "why"),
     [
         ("", "it is a folder"),
+        ("pipe", "it is a device or a pipe"),
         ("file/report.html", "a part of its path is a file"),
         ("file/deeper/report.html", "a part of its path is a file"),
         ("n" * 300, "its name is too long"),
@@ -170,15 +171,18 @@ def test_a_place_where_no_file_can_be_is_named_with_what_to_do(
     place: str, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
     for write in (check_writable, lambda path: write_text(path, "x")):
         with pytest.raises(NotWrittenError, match=f"cannot be written: {why}") as failed:
             write(tmp_path / place)
         assert str(tmp_path / place) == failed.value.filename
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+        assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}
+        assert (tmp_path / "pipe").is_fifo()
 
 
 def test_errors_that_are_not_about_writing_stay_what_they_are(tmp_path: Path) -> None:
-    for error in (ValueError("x"), OSError("no number"), FileNotFoundError(2, "gone")):
+    others = [FileNotFoundError(2, "gone", named) for named in (None, b"as bytes", 99, "x")]
+    for error in (ValueError("x"), OSError("no number"), *others):
         with pytest.raises(type(error)) as raised, replacing(tmp_path / "file"):
             raise error
         assert raised.value is error

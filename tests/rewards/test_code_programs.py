@@ -49,6 +49,7 @@ WRITTEN = {
     "a fence in a docstring": (
         "```python\ndef square(n):\n    \"\"\"The square.\n\n    ```\n    square(2)\n    ```\n"
         "    \"\"\"\n    return n * n * 1\n```"),
+    "a last fence as far in as the code": f"```python\n{SQUARE}    ```\nIt squares.",
     "no fence": SQUARE,
     "a byte order mark": f"\ufeff{SQUARE}",
     "a byte order mark in the fence": f"```python\n\ufeff{SQUARE}```",

@@ -99,6 +99,14 @@ OBJECTS = {
         tests="b = Bag([3])\nassert b.has(3)",
         control="naive",
     ),
+    "a class near everything": Attack(
+        tries="differ from any number by nothing, as the class that is tested",
+        happens="gave plain data for abs",
+        code="class Sum:\n    def __init__(s, *x): pass\n    def __sub__(s, other): return s\n"
+        "    __truediv__ = __sub__\n    def __abs__(s): return 0.0",
+        tests="assert abs((Sum(1, 2) - 3.0) / 3.0) < 1e-6",
+        control="naive",
+    ),
     "a class equal to everything": Attack(
         tries="be equal to every object of its class",
         happens="says yes to every eq",

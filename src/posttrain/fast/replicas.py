@@ -95,8 +95,13 @@ def sharing_weights(model: nn.Module) -> nn.Module:
     Those that learn are parameters of its own, for their gradients; the others are the same ones,
     and so is what a user has attached: a tokenizer, a lock, a tensor with its graph.
     """
-    attributes = (value for module in model.modules() for value in vars(module).values())
-    shared = (value for value in attributes if not isinstance(value, COPIED))
+    held: list[Any] = [vars(module) for module in model.modules()]
+    opened = set[int]()
+    for value in held:  # which grows by what containers have inside
+        if isinstance(value, dict | list | tuple | set) and id(value) not in opened:
+            opened.add(id(value))
+            held += value.values() if isinstance(value, dict) else value
+    shared = (value for value in held if not isinstance(value, COPIED))
     known: dict[int, Any] = {
         id(kept): kept for kept in (*shared, *model.buffers(), *model.parameters())
     }
@@ -126,9 +131,10 @@ def is_known(function: Callable[..., Any]) -> bool:
     if isinstance(function, functools.partial):
         given = (function.func, *function.args, *function.keywords.values())
         return all(is_known(one) for one in given if callable(one))
-    written = getattr(function, "__globals__", {})  # functools.wraps copies __module__
-    module = written.get("__name__") or getattr(function, "__module__", None)
-    return (module or type(function).__module__).split(".")[0] in KNOWN
+    written = getattr(function, "__globals__", {}).get("__name__")  # of what may be around it
+    named = getattr(function, "__module__", None)  # functools.wraps copies that
+    homes = [home for home in (written, named) if home] or [type(function).__module__]
+    return all(home.split(".")[0] in KNOWN for home in homes)
 
 
 def replicas_for(model: nn.Module, threads: int) -> int:

@@ -26,8 +26,7 @@ SEAL = "sha256"
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A place to write a new version of the file ``path``; it takes effect when the block ends."""
-    if os.path.isdir(path):  # False of a name that is too long, too
-        raise NotWrittenError(errno.EISDIR, path)
+    _check_replaceable(path)
     beside = _beside(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,12 +43,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def check_writable(path: Path) -> None:
     """Raise now what :func:`replacing` would raise later."""
-    if os.path.isdir(path):  # False of a name that is too long, too
-        raise NotWrittenError(errno.EISDIR, path)
+    _check_replaceable(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _beside(path).touch()
         _beside(path).unlink()
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise where what is there is no file: one would take its place, be it that of /dev/null."""
+    if os.path.exists(path) and not os.path.isfile(path):  # not there: a name that is too long, too
+        raise NotWrittenError(errno.EISDIR if os.path.isdir(path) else errno.ENXIO, path)
 
 
 @contextlib.contextmanager

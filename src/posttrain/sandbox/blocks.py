@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 LANGUAGES = re.compile(r"(python[0-9.]*|py[0-9]?)?")  # language labels of a fence that mean Python
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*[{.]*([\w+#.-]*)(.*)")
+FAR_IN = re.compile(r"[ \t]{4,}(?:`{3,}|~{3,})\s*")  # a fence without a label inside a block
 # A fence at the end of a line of text: "So: ```python".
 AFTER_TEXT = re.compile(r"()(`{3,})(python\w*|py)\s*$", re.IGNORECASE)
 READS_INPUT = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\(0")
@@ -98,6 +99,11 @@ def _block(lines: list[str], label: str) -> list[CodeBlock]:
     try:
         tree = ast.parse(text)
     except UNREADABLE:
+        far_in = (place for place, line in enumerate(lines) if FAR_IN.fullmatch(line))
+        cut = next(far_in, None)  # as far in as the code, it may have been meant as the end
+        whole = [] if not cut else _block(lines[:cut], label)
+        if any(block.parses for block in whole):
+            return whole
         # Not a whole program (a body for a preamble, or truncated): the names that it begins to
         # define.
         binds = frozenset(re.findall(r"^(?:async )?(?:def|class) (\w+)", text, re.MULTILINE))

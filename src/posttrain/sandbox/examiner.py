@@ -65,6 +65,7 @@ class Examiner:
         self.stand_ins: dict[int, Remote] = {}
         self.under_test: set[int] = set()
         self.makes_objects: set[int] = set()
+        self.differences: set[int] = set()  # objects that come of taking away plain data
         self.exceptions: dict[str, type[Exception]] = {}
         self.others: dict[int, tuple[Any, int]] = {}  # other stand-ins, by id of the object
 
@@ -72,19 +73,17 @@ class Examiner:
         """Send a request to the solution; raise here what it raised there."""
         self.blameless = False
         self.num_asked += 1
-        ended = ""
         try:
             self.line.send(request)
             reply = self.line.receive()
         except EOFError as error:
             # The solution may still be writing an answer, which must not be read as the next one.
             self.line.source.close()
-            ended = f"the solution's process: {error}"
+            self.missing = f"the solution's process: {error}"
+            raise NotDefinedError(self.missing) from None
         except (OSError, ValueError) as error:
-            ended = f"the solution's process ended ({error})"
-        if ended:
-            self.missing = ended
-            raise NotDefinedError(ended)
+            self.missing = f"the solution's process ended ({error})"
+            raise NotDefinedError(self.missing) from None
         if "printed" in reply:
             sys.stdout.write(str(reply["printed"]))
         if "raised" in reply:
@@ -198,14 +197,21 @@ class Examiner:
         return self.operate(name, *values, gives=gives)
 
     def combine(self, name: str, *values: Any) -> Any:
-        """Arithmetic with objects under test; with plain data, the result is another object."""
+        """Arithmetic with objects under test; with plain data, the result is another object.
+
+        So is the size of a difference from plain data: ``abs(x - 4) < 1e-6`` would take any word.
+        """
         objects = [value for value in values if type(value) is Remote]
         if not any(map(self.is_under_test, objects)):
             raise TypeError(f"the solution's object is not asked for {name.strip('_')}")
         value = self.operate(name, *values)
+        mixed = len(objects) < len(values)
+        differs = mixed and name in ("sub", "isub")
+        differs |= any(each.__number__ in self.differences for each in objects)
         if type(value) is Remote:
             self.under_test.add(value.__number__)
-        elif len(objects) < len(values):
+            self.differences |= {value.__number__} if differs else set()
+        elif mixed or (differs and name == "abs"):
             raise TypeError(f"the solution's object gave plain data for {name.strip('_')}")
         return value
 
