@@ -321,7 +321,9 @@ def _decoded(path: Path) -> Iterator[tuple[int, str]]:
 
 def _parse(text: str, where: Callable[[json.JSONDecodeError | None], str]) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
+        return json.loads(
+            text.rstrip("\r\n"), object_pairs_hook=_distinct, parse_constant=_no_constant
+        )
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where(error)}: not valid JSON ({error.msg.removesuffix(' at')} at column "
