@@ -50,6 +50,53 @@ def test_rl_on_strings_with_a_function(tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(run.model).config.hidden_size == 32
 
 
+def test_conversations_are_shown_where_they_are_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message of the user as it is, which can be asked again; more of them with their roles."""
+    options = {"model_options": {"options": {**TINY, "chat": True}}, "reward": "exact"}
+
+    def shown(*before: dict[str, str]) -> tuple[list[str], str]:
+        rows = [
+            {"prompt": [*before, {"role": "user", "content": f"{n}+1="}], "answer": f"{n + 1}!"}
+            for n in range(4)
+        ]
+        folder = tmp_path / f"{len(before)}"
+        run = posttrain.rl(
+            prompts=rows[:2], test_prompts=rows[2:], folder=folder, **{**RL, **options}
+        )
+        assert {row["prompt"] for row in run.samples(1)} == {
+            text.replace("2+1", "0+1").replace("3+1", "1+1") for text in asked(folder)
+        }
+        return asked(folder), capsys.readouterr().out
+
+    def asked(folder: Path) -> list[str]:
+        return sorted(row["prompt"] for row in json.loads((folder / "samples.json").read_text()))
+
+    texts, said = shown()
+    assert texts == ["2+1=", "3+1="]
+    assert "a held-out problem that it got wrong" in said
+    texts, said = shown({"role": "system", "content": "Brief."})
+    assert texts == ["system: Brief.\nuser: 2+1=", "system: Brief.\nuser: 3+1="]
+    assert "a held-out problem" not in said  # no command line asks it as it was asked
+
+
+def test_the_default_reward_of_rows_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(4)]
+    posttrain.rl(prompts=rows, folder=tmp_path / "own", **RL)
+    assert "reward: none is given; numeric compares with the answers" in capsys.readouterr().out
+    posttrain.rl(prompts=rows, reward="exact", folder=tmp_path / "named", **RL)
+    posttrain.rl(prompts=rows, reward=shortness, folder=tmp_path / "function", **RL)
+    assert "none is given" not in capsys.readouterr().out
+
+
+def test_a_key_of_another_section_is_said_as_python_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"write model_options=\{\"chat\": …\}"):
+        posttrain.sft(task=TASK, folder=tmp_path, chat=False)  # type: ignore[call-arg]
+
+
 def test_rl_on_rows_evaluates_on_test_rows(tmp_path: Path) -> None:
     """Columns reach the reward by name; with test prompts there is accuracy before and after."""
     run = posttrain.rl(

@@ -105,6 +105,21 @@ def test_what_the_environment_opens_with_is_shown_before_the_first_turn(
     assert "word of five letters" in seen[0].prompt.text
 
 
+def test_a_row_that_the_environment_wants_is_asked_for_before_the_first_turn() -> None:
+    class Shop:
+        def reset(self, item: str) -> str:
+            return item
+
+        def on_text(self, text: str) -> float:
+            return 1.0
+
+    def ask(read: str) -> str:
+        raise AssertionError("a turn was asked for")
+
+    with pytest.raises(ValueError, match=r"Shop: reset wants 'item'.*play a recipe or a run"):
+        posttrain.play("tiny", Shop, prompt="Hello.", human="policy", ask=ask)
+
+
 def test_what_the_command_shows_is_what_the_function_returns(play: Command) -> None:
     """The same tokens by seed, as it shows them, and another episode with another seed."""
     seen: list[Rollout] = []

@@ -39,10 +39,7 @@ class Forked:
         context = multiprocessing.get_context("fork")
         self.line, theirs = _line()
         self._process = context.Process(
-            target=work,
-            args=(theirs, *given),
-            kwargs={"other_end": self.line, **more},
-            daemon=True,
+            target=work, args=(theirs, *given), kwargs={"other_end": self.line, **more}, daemon=True
         )
         try:
             # Forking with threads is safe here: the worker uses none of theirs.

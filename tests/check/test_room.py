@@ -27,6 +27,30 @@ def test_completions_that_leave_no_room_end_a_run_before_sft(
     assert [line.name for line in check_recipe(given, fast=True).of("fail")] == ["room for answers"]
 
 
+def describe(item: str) -> str:
+    """What there is to know of something in a shop, in as many words as there may be.
+
+    Args:
+        item: One of the many things that the shop has.
+    """
+    return item
+
+
+class Shop:
+    """An environment whose only tool takes more than the context."""
+
+    describe = staticmethod(describe)
+
+    def reset(self) -> None: ...
+
+
+def test_tools_and_the_tiny_models_context_are_named_where_no_prompt_fits(tmp_path: Path) -> None:
+    given = recipe(tmp_path / "run", sft=None, eval=None, task={"env": f"{__name__}:Shop"})
+    said = r"; about \d+ tokens of each describe the environment's tools; .*max_positions = \d+ \}"
+    with pytest.raises(ValueError, match=said):
+        small_run(given)
+
+
 def test_a_setting_far_from_usual_is_a_line_of_check_and_of_a_run(tmp_path: Path) -> None:
     given = recipe(tmp_path / "run", rl={"weight_decay": 50, "steps": 1}, eval=None)
     (line,) = check_recipe(given, fast=True).of("warn")[:1]

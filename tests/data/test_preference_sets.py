@@ -67,6 +67,7 @@ FAULTS = [
     (without(PAIR, "prompt"), "no column 'prompt'"),
     (without(PAIR, "chosen"), "no column 'chosen'"),
     (without(PAIR, "rejected"), "no column 'rejected'"),
+    (without(PAIR, "chosen") | {"accepted": "5"}, "no column 'chosen' .*= 'accepted' }"),
     (PAIR | {"prompt": " "}, "'prompt' is empty"),
     (PAIR | {"prompt": "a\ud800b"}, "'prompt' has half of a character"),
     (PAIR | {"prompt": [USER, FIVE]}, "the last message is the assistant's; a prompt ends with"),

@@ -35,6 +35,10 @@ def test_rows_are_the_callers_own(tmp_path):
     ("text", "message"),
     [
         ('{"a": 1}\n{"a": \n', r"rows\.jsonl:2: not valid JSON \(Expecting value at column"),
+        (
+            '{"a": 1\n{"a": 2}\n',
+            r"rows\.jsonl:1: not valid JSON \(Expecting ',' delimiter at column 8\)",
+        ),
         ('{"a": "', r"rows\.jsonl:1: not valid JSON \(Unterminated string starting at column 7\)"),
         ("{'a': 1}", r"rows\.jsonl:1: not valid JSON"),
         ('[{"a": 1},\n{"a": 2]', r"rows\.jsonl:2: not valid JSON \(Expecting ',' delimiter"),

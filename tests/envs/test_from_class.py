@@ -154,6 +154,13 @@ class Broken(Counter):
         raise OSError("no grader")
 
 
+def test_a_row_without_what_reset_wants_is_refused_before_the_episode() -> None:
+    env = from_class(Few)
+    env.check_columns(Prompt(id="0", text="", columns={"goal": 3}))
+    with pytest.raises(ValueError, match=r"Few: reset wants 'goal', which prompt '0' does not"):
+        env.check_columns(Prompt(id="0", text="Play."))
+
+
 def test_what_is_the_environments_fault_is_raised() -> None:
     env = from_class(Broken)
     with pytest.raises(OSError, match="no grader"):

@@ -327,8 +327,8 @@ class Harness:
         if not self._by_time or self._random.random() < 0.5:
             time.sleep(max(0.0, until - time.monotonic()))
             return
-        before = set(run.glob(chosen))
-        while time.monotonic() < until and not set(run.glob(chosen)) - before:
+        before = _seen(run, chosen)
+        while time.monotonic() < until and not _seen(run, chosen) - before:
             time.sleep(0.0005)
         time.sleep(self._random.uniform(0, 0.02))
 
@@ -340,7 +340,7 @@ class Harness:
         """
         stage, saved, logged = at_stake(run)
         self.counts[f"killed in {stage or 'between'}"] += 1
-        self.counts["while saving"] += bool(list(run.glob("*/checkpoints/.*.tmp")))
+        self.counts["while saving"] += bool(_seen(run, "*/checkpoints/.*.tmp"))
         self.counts["lost steps"] += logged - saved
         self.most_lost = max(self.most_lost, logged - saved)
         if self._counted:
@@ -386,6 +386,13 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, required=True)
     return parser.parse_args()
+
+
+def _seen(run: Path, pattern: str) -> set[Path]:
+    """What is there of a run at work, which may move a folder away while it is looked into."""
+    with contextlib.suppress(FileNotFoundError):
+        return set(run.glob(pattern))
+    return set()
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_messages_are_chat_unless_told_otherwise(tokenizer: PreTrainedTokenizerF
     assert Template(tokenizer).render(prompt).text == expected
     with pytest.raises(ValueError, match="it has messages only; set chat = true"):
         Template(tokenizer, chat=False).render(prompt)
-    tokenizer.chat_template = None
+    tokenizer.chat_template, tokenizer.name_or_path = None, "some/base"
     with pytest.raises(ValueError, match="no chat template; set chat = false and write plain"):
         Template(tokenizer, chat=False).render(prompt)
 
@@ -102,7 +102,11 @@ def test_prompts_without_tokens_or_with_too_many_are_refused(
 
 
 def test_chat_without_a_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The tiny model has one that is off by default: it is said how to have it."""
     tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"model\.options = \{ chat = true \}, from Python"):
+        Template(tokenizer, chat=True)
+    tokenizer.name_or_path = "some/base"
     with pytest.raises(ValueError, match="no chat template; set chat = false"):
         Template(tokenizer, chat=True)
     template = Template(tokenizer)

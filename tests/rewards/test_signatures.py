@@ -138,7 +138,9 @@ def test_a_column_that_is_not_there() -> None:
     def wants(completions: list[str], solution: list[str], **kwargs: Any) -> list[float]:
         return [1.0]
 
-    with pytest.raises(ValueError, match="needs the column 'solution'"):
+    # What is nearest by its letters, 'completion', is no column of the row.
+    told = r"needs the column 'solution', .*\(its other columns: [^)]*\); add the column"
+    with pytest.raises(ValueError, match=told):
         RewardScorer({wants: 1.0}).check_columns(TEXT)
     with pytest.raises(ValueError, match=r"cannot be made .* give an instance"):
         bind(type("Needs", (), {"__init__": lambda self, x: None, "__call__": scaled}), 1.0)

@@ -339,7 +339,8 @@ def test_prompts_that_are_left_out_are_counted_once_and_without_a_path(
     done = command("run", path)
     assert done.code == 0, done
     assert "! check: data: prompt length" in done.out
-    assert "4 of 8 train prompts (50%) are longer and left out" in done.out
+    assert "room for 60 tokens; 4 of 8 train prompts (50%) are longer and left out; th" in done.out
+    assert "lower max_new_tokens" not in done.out  # nothing would come of it
     assert "leave no room" not in done.err
     assert "indexing errors" not in done.err
     done = command("run", path, "--check", "off", "--run.folder", "other")

@@ -58,14 +58,8 @@ if TYPE_CHECKING:
         update_baseline,
         without_siblings,
     )
-    from posttrain.algorithms.choices import (
-        GRADIENTS,
-    )
-    from posttrain.algorithms.corrections import (
-        CORRECTIONS,
-        masked,
-        truncated,
-    )
+    from posttrain.algorithms.choices import GRADIENTS
+    from posttrain.algorithms.corrections import CORRECTIONS, masked, truncated
     from posttrain.algorithms.diagnostics import (
         Tally,
         ratio_terms,
@@ -73,12 +67,7 @@ if TYPE_CHECKING:
         tally,
         value_terms,
     )
-    from posttrain.algorithms.kl import (
-        Coefficient,
-        estimate,
-        exact,
-        jensen_shannon,
-    )
+    from posttrain.algorithms.kl import Coefficient, estimate, exact, jensen_shannon
     from posttrain.algorithms.losses import (
         DIRECT_LOSSES,
         POLICY_LOSSES,
@@ -173,18 +162,8 @@ if TYPE_CHECKING:
         algorithm,
         difference,
     )
-    from posttrain.algorithms.turns import (
-        turn_ends,
-        turn_index,
-        turn_sum,
-    )
-    from posttrain.algorithms.weights import (
-        WEIGHTS,
-        sequence_mean,
-        sequence_sum,
-        token_mean,
-        total,
-    )
+    from posttrain.algorithms.turns import turn_ends, turn_index, turn_sum
+    from posttrain.algorithms.weights import WEIGHTS, sequence_mean, sequence_sum, token_mean, total
     from posttrain.types import Batch, Terms
 
 __all__ = [

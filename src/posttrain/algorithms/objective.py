@@ -92,9 +92,7 @@ def with_values(terms: Terms, values: Terms, *, coefficient: float) -> Terms:
     """
     checks.number("coefficient", coefficient, low=0.0)
     terms = dataclasses.replace(
-        terms,
-        means={**terms.means, **values.means},
-        maxima={**terms.maxima, **values.maxima},
+        terms, means={**terms.means, **values.means}, maxima={**terms.maxima, **values.maxima}
     )
     return _plus(terms, coefficient * values.loss, part="value")
 

@@ -52,11 +52,7 @@ class Cluster(Protocol):
 
 
 def stage_learner(
-    setup: Setup,
-    stage: LearningStage,
-    *,
-    total_steps: int,
-    model: RewardModel | None = None,
+    setup: Setup, stage: LearningStage, *, total_steps: int, model: RewardModel | None = None
 ) -> Learner:
     """The learner of a stage, on the setup's cluster or here; ``model`` is that of stage reward."""
     recipe = setup.recipe

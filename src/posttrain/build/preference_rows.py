@@ -42,11 +42,7 @@ def direct_loss(recipe: Resolved) -> functools.partial[Tensor]:
 
 
 def read_split(
-    recipe: Resolved,
-    stage: Literal["reward", "dpo"],
-    *,
-    template: Template,
-    prefer: Path = Path(),
+    recipe: Resolved, stage: Literal["reward", "dpo"], *, template: Template, prefer: Path = Path()
 ) -> tuple[Compared, Compared]:
     """The preferences to learn from, and those held out; ``prefer`` is that stage's folder.
 

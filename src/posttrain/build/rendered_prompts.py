@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from posttrain.build.setup import Setup
 from posttrain.data.template import PromptTooLong, Template
+from posttrain.data.tool_formats import describe_tools
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy
 from posttrain.protocols import Split
@@ -59,14 +60,34 @@ def check_room(setup: Setup) -> None:
             render_prompts(prompts, setup.template, policy=setup.policy, max_new_tokens=limit)
         except PromptTooLong as error:
             context = context_length(setup.policy.model) or limit
+            tools = _num_tool_tokens(setup.template)
+            of_tools = f"; about {tools:,} tokens of each describe the environment's tools"
             even_short = (
                 f"max_new_tokens: {limit} leaves no room even for the shortest {asked} prompts, "
                 f"which are longer than {context - limit} tokens, the model's context of {context} "
-                "less that; lower it, or shorten the prompts"
+                f"less that{of_tools * bool(tools)}; {make_room(setup, limit)}"
             )
             raise PromptTooLong(f"{stage}.{error if limit >= context else even_short}") from None
         except ValueError as error:
             raise ValueError(f"{stage}.{error}") from None
+
+
+def _num_tool_tokens(template: Template) -> int:
+    """How much of every prompt the tools of an environment are, as plain text."""
+    return len(template.control.encode(describe_tools(template.tools))) if template.tools else 0
+
+
+def make_room(setup: Setup, max_new_tokens: int) -> str:
+    """What to do where prompts are too long; to answer less helps where that takes much room."""
+    context = context_length(setup.policy.model) or 0
+    tools = _num_tool_tokens(setup.template)
+    ways = "shorten the prompts" + " or what describes the tools" * bool(tools)
+    lower = f"lower max_new_tokens = {max_new_tokens}, or " * (8 * max_new_tokens > context)
+    more = "take a model with a longer context"
+    if setup.recipe.model.name == "tiny":
+        size = 2 * max(context, tools)
+        more = f"give the tiny model more: model.options = {{ max_positions = {size} }}"
+    return f"{lower}{ways}, or {more}"
 
 
 def _num_characters(prompt: Prompt) -> int:

@@ -122,7 +122,7 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = 
         return
     first = broken[0]
     score = first.score or Score(value=0.0)
-    shown = [f"prompt {first.prompt.id!r}: {track.printable(first.prompt.text, limit=200)}"]
+    shown = [f"prompt {first.prompt.id!r}: {track.printable(first.prompt.shown, limit=200)}"]
     shown.append(f"completion: {track.printable(first.text, limit=400)}")
     shown += [track.printable(line, limit=200) for line in score.details.splitlines()]
     raise RuntimeError(

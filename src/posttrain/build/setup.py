@@ -267,9 +267,11 @@ def make_setup(
     if rewards is not None:
         accuracy = (recipe.task or {}).get("accuracy")
         rewards, marks = with_check(rewards, task, accuracy=accuracy)
-    if rewards is not None and task is not None:
-        for prompt in (*task.prompts("train"), *task.prompts("test")):
-            rewards.check_columns(prompt)
+    played_columns = getattr(env, "check_columns", None) if graded else None
+    wanted = [rewards.check_columns] if rewards is not None else []
+    for check in [*wanted, played_columns] if played_columns else wanted:
+        for prompt in (*task.prompts("train"), *task.prompts("test")) if task is not None else ():
+            check(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
     played = make_environment(recipe.environment, env, template=template, policy=policy)

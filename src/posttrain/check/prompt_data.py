@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from posttrain.build.questions import shared_prompts
-from posttrain.build.rendered_prompts import check_room, render_prompts
+from posttrain.build.rendered_prompts import check_room, make_room, render_prompts
 from posttrain.build.rows import data_told
 from posttrain.build.trained_rows import asks_test, how_to_test
 from posttrain.check.bench import Bench
@@ -142,11 +142,9 @@ def fit_prompts(bench: Bench) -> Verdict | None:
             share = f"{dropped} of {total} {split} prompts ({dropped / total:.0%})"
             text += f"; {share} are longer and left out"
     most = "any" if context is None else f"{context - limit}"
-    return Verdict(
-        state,
-        f"at most {longest} of {most} tokens{text}",
-        f"lower max_new_tokens = {limit}, or shorten the prompts",
-    )
+    fit = f"at most {longest} of {most} tokens"
+    left = f"room for {most} tokens{text}; the train prompts that fit have at most {longest}"
+    return Verdict(state, left if text else fit, make_room(bench.setup, limit))
 
 
 def count_passes(bench: Bench) -> Verdict | None:

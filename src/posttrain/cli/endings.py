@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).parents[1]
 _MAX_IN_GROUP = 3
 _WHAT_TO_DO: dict[type[BaseException], str] = {
     MemoryError: "there is not enough memory: take smaller batches, shorter texts or a smaller "
-    "model, or end other programs",
+    "model, or end other programs"
 }
 _OTHERWISE = (
     "the lines above say where it began; if none of them is in a file of yours, this is a mistake "

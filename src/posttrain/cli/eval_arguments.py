@@ -24,12 +24,7 @@ STAGES = ("--run.stages", '["eval"]')
 
 
 def evaluation_recipe(
-    given: str,
-    *,
-    task: str | None,
-    overrides: Sequence[str],
-    out: Path | None,
-    console: Console,
+    given: str, *, task: str | None, overrides: Sequence[str], out: Path | None, console: Console
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
     from posttrain.build.grade_file import check_out

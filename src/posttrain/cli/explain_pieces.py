@@ -64,10 +64,7 @@ HEADINGS: dict[PieceKind, tuple[str, str]] = {
     "policy loss": ("Policy losses", "`rl.loss` names one: a term for every token."),
     "value loss": ("Value losses", "`rl.critic.loss` names one, where there is a critic."),
     "averaging": ("Averaging", "`rl.weights` names one: what each token counts."),
-    "correction": (
-        "Corrections",
-        "`rl.correction` names one: π_old over the engine's own.",
-    ),
+    "correction": ("Corrections", "`rl.correction` names one: π_old over the engine's own."),
     "preference loss": (
         "Preference losses",
         "`dpo.loss` names one, of pairs or of labelled completions ([dpo](dpo.md)).",

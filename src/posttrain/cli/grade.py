@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def grade(
-    reward: str,
-    path: Path,
-    *,
-    arguments: Sequence[str],
-    out: Path | None,
-    grading: GradingSection,
+    reward: str, path: Path, *, arguments: Sequence[str], out: Path | None, grading: GradingSection
 ) -> None:
     """Grade a file, write the rows with their scores, and print a summary."""
     options = _options(arguments)

@@ -63,8 +63,7 @@ def _names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
 
 def view(
     runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Runs, or folders of runs (runs/ by default)."),
+        list[Path] | None, typer.Argument(help="Runs, or folders of runs (runs/ by default).")
     ] = None,
     *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,

@@ -12,13 +12,7 @@ from posttrain.config.fields import Section
 from posttrain.config.no_effect import effective
 from posttrain.config.read import plain
 from posttrain.config.recipe_rules import cautions
-from posttrain.config.resolved import (
-    DpoSection,
-    EvalSection,
-    PreferSection,
-    Resolved,
-    RlSection,
-)
+from posttrain.config.resolved import DpoSection, EvalSection, PreferSection, Resolved, RlSection
 from posttrain.config.rl_rules import optimiser_steps
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import write_toml

@@ -356,10 +356,7 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     bases_of_seeds,
     columns_unknown,
 ]
-SFT_RULES: list[Callable[[SftSection], str | None]] = [
-    demonstrations_missing,
-    sft_warmup_too_long,
-]
+SFT_RULES: list[Callable[[SftSection], str | None]] = [demonstrations_missing, sft_warmup_too_long]
 TEACHER_RULES: list[Callable[[Resolved], str | None]] = [teacher_missing, divergence_over_ranks]
 RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [
     update_lost_in_rounding,

@@ -166,8 +166,7 @@ class WrittenKl(Section):
     )
     coefficient: float | None = later("the algorithm's", "β, how much the divergence costs.", ge=0)
     estimator: Estimator | None = later(
-        "the algorithm's; else k3 in the loss, k1 in the reward",
-        "How a token's share is found.",
+        "the algorithm's; else k3 in the loss, k1 in the reward", "How a token's share is found."
     )
     direction: Direction | None = later(
         "reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π)."

@@ -132,12 +132,7 @@ def write_chats(template: str, chats: Sequence[Chat], *, names: Mapping[str, Any
         plain = [([dict(message) for message in messages], reply) for messages, reply in part]
         try:
             texts += _writer.write(
-                {
-                    "template": template,
-                    "chats": plain,
-                    "names": dict(names),
-                    "seconds": MAX_SECONDS,
-                }
+                {"template": template, "chats": plain, "names": dict(names), "seconds": MAX_SECONDS}
             )
         except TemplateRefusal as error:
             raise TemplateRefusal(str(error), number=start + error.number) from None

@@ -18,6 +18,7 @@ from posttrain.data.row_checks import check_messages, check_text
 PAIRS, SETS, LABELS = "pairs", "ranked sets", "labelled completions"
 # The columns that identify the kind of a row.
 KINDS = {"chosen": PAIRS, "rejected": PAIRS, "ranked": SETS, "completion": LABELS, "score": LABELS}
+PAIR = {"chosen", "rejected"}
 KEPT = ("prompt", "messages", *KINDS, "label", "margin", "ended")
 MAX_PAIRS = 16  # of a prompt whose completions have scores
 
@@ -110,7 +111,10 @@ def _read(
     source: Any, *, columns: Mapping[str, str] | None, name: str
 ) -> list[tuple[str, dict[str, Any]]]:
     read = read_as("preferences", source, columns=columns, name=name)
-    return [(where, {key: row[key] for key in KEPT if key in row}) for _, where, row in read]
+    return [  # the whole row where half of a pair is missing: the error shows what it has
+        (at, {k: v for k, v in row.items() if k in KEPT or len(PAIR & row.keys()) == 1})
+        for _, at, row in read
+    ]
 
 
 def _named(source: Any, name: str) -> str:

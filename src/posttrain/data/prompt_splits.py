@@ -15,11 +15,7 @@ Parts = tuple[list[Row], list[Row]]
 
 
 def hold_out(
-    rows: Sequence[Row],
-    num_test: int,
-    *,
-    seed: int,
-    key: Callable[[Row], Hashable] | None = None,
+    rows: Sequence[Row], num_test: int, *, seed: int, key: Callable[[Row], Hashable] | None = None
 ) -> Parts[Row]:
     """Rows to learn from and at most ``num_test`` held out, both in their order.
 

@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.hub_rows import hub_rows, is_hub_id, split_hub_id
-from posttrain.data.row_objects import (
-    HANDED_OVER,
-    LOOKED_AT,
-    handed_over,
-    is_columnar,
-    object_rows,
-)
+from posttrain.data.row_objects import HANDED_OVER, LOOKED_AT, handed_over, is_columnar, object_rows
 from posttrain.registry import nearest
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -321,7 +315,9 @@ def _decoded(path: Path) -> Iterator[tuple[int, str]]:
 
 def _parse(text: str, where: Callable[[json.JSONDecodeError | None], str]) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
+        return json.loads(
+            text.rstrip("\r\n"), object_pairs_hook=_distinct, parse_constant=_no_constant
+        )
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where(error)}: not valid JSON ({error.msg.removesuffix(' at')} at column "

@@ -309,9 +309,16 @@ class Template:
 
     def _need_chat_template(self) -> None:
         if not self.tokenizer.chat_template:
+            tiny = self.tokenizer.name_or_path == "tiny"
             raise ValueError(
-                "chat: this tokenizer has no chat template; set chat = false and write plain "
-                "prompts (text, not messages), or start from the instruct version of the model"
+                "chat: this tokenizer has no chat template; "
+                + (
+                    "that of the tiny model has one with model.options = { chat = true }, from "
+                    'Python model_options={"options": {"chat": True}}; or write plain prompts'
+                    if tiny
+                    else "set chat = false and write plain prompts (text, not messages), or start "
+                    "from the instruct version of the model"
+                )
             )
 
     def _prompt_text(self, prompt: Prompt) -> tuple[str, Hidden]:

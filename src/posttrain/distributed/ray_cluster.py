@@ -90,11 +90,7 @@ class RayCluster:
             deadline=section.deadline,
         )
         start = functools.partial(
-            RankGroup,
-            request,
-            size=section.learners,
-            place=self.learner_place,
-            options=options,
+            RankGroup, request, size=section.learners, place=self.learner_place, options=options
         )
         with phase(f"starting {section.learners} learner rank{'s' * (section.learners > 1)}"):
             self._learner = RemoteLearner(

@@ -85,11 +85,21 @@ class ClassEnv:
             )
         self.tools = tuple(tool_schema(getattr(kind, name)) for name in names)
         self.scores = bool(rewards) or getattr(kind, "scores", True) is not False
-        self._factory = factory
+        self._factory, self._name = factory, kind.__name__
+        self._columns = _required(kind)
         self._rewards = tuple(rewards)
         self._until = until
         self._turns = ToolTurns(self.tools, tool_format=tool_format, chat=chat)
         self._chat = chat
+
+    def check_columns(self, prompt: Prompt) -> None:
+        """Raise a ``ValueError`` where ``reset`` wants a column that the prompt does not have."""
+        if missing := [name for name in self._columns if name not in prompt.columns]:
+            raise ValueError(
+                f"environment {self._name}: reset wants {' and '.join(map(repr, missing))}, which "
+                f"prompt {prompt.id!r} does not have; add the columns to its row (a prompt that "
+                "is typed has none: play a recipe or a run, or name a task), or give defaults"
+            )
 
     def opening(self, state: Played) -> str:
         """What ``reset`` has returned."""
@@ -188,6 +198,15 @@ class ClassEnv:
         close = getattr(state.instance, "close", None)
         if callable(close):
             await called(close)
+
+
+def _required(kind: type) -> list[str]:
+    """The columns that ``reset`` has no defaults for."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    own = list(inspect.signature(kind.reset).parameters.values())  # type: ignore[attr-defined]
+    own = own[1:] if inspect.isfunction(inspect.getattr_static(kind, "reset")) else own
+    asked = [each.name for each in own if each.kind in named and each.default is each.empty]
+    return [name for name in asked if name not in ("prompt", "seed")]
 
 
 def from_class(factory: Callable[[], Any], kind: type | None = None, **options: Any) -> Any:

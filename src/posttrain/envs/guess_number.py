@@ -50,12 +50,7 @@ class GuessNumber:
     """
 
     def __init__(
-        self,
-        *,
-        low: int = 1,
-        high: int = 100,
-        max_guesses: int | None = None,
-        cost: float = 0.0,
+        self, *, low: int = 1, high: int = 100, max_guesses: int | None = None, cost: float = 0.0
     ) -> None:
         if low > high:
             raise ValueError(f"low: {low} is above high, {high}; exchange them")

@@ -108,10 +108,7 @@ def _from_class(
 
 
 def _with_options(
-    found: Callable[..., Any],
-    declared: Callable[..., None],
-    *,
-    adapt: Callable[..., Env],
+    found: Callable[..., Any], declared: Callable[..., None], *, adapt: Callable[..., Env]
 ) -> Callable[..., Env]:
     """A function of the options of ``found`` and of those ``declared`` for its shape."""
     beside = inspect.signature(declared, eval_str=True).parameters

@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.estimate.work import MicroBatch, Work
-from posttrain.fast.decode import (
-    PREFILL_TOKENS,
-    CastCopy,
-    capacity_for,
-    fuses_frozen,
-    most_slots,
-)
+from posttrain.fast.decode import PREFILL_TOKENS, CastCopy, capacity_for, fuses_frozen, most_slots
 from posttrain.fast.pass_memory import Aliases, PassMemory, id_of, pass_memory, scoring_bytes
 from posttrain.fast.score import checkpoint_activations
 from posttrain.learn.micro_batch_size import TRIED, Memory, fitting_tokens, tokens_on_cpu
@@ -211,11 +205,7 @@ def _learning(work: Work, model: Any, *, passes: PassMemory, part: MicroBatch) -
     kept, passing = trunks * passes.kept(part.read), passes.passing(part.read)
     states = 4 * part.read * width * trunks
     if work.captured:
-        return {
-            "CUDA graphs": kept + trunks * passing,
-            "states": 2 * states,
-            "logits": scoring,
-        }
+        return {"CUDA graphs": kept + trunks * passing, "states": 2 * states, "logits": scoring}
     # Logits are gone before the layers' own gradients are computed.
     return {"activations": kept, "states": states, "logits or gradients": max(scoring, passing)}
 

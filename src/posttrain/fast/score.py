@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.fast.activations import checkpoint_activations
-from posttrain.fast.captured_pass import (
-    CapturedPasses,
-    captured_passes,
-    pausing,
-    replaying,
-)
+from posttrain.fast.captured_pass import CapturedPasses, captured_passes, pausing, replaying
 from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.linear_products import quicken_linears
 from posttrain.fast.packed_states import shares_prompts, states_before

@@ -220,11 +220,7 @@ def _chunks(count: int, rows: int) -> list[slice]:
 
 def _score(logits: Tensor, tokens: Tensor, *, plan: _Plan) -> Statistics:
     return form_for(logits).statistics(
-        logits,
-        tokens,
-        temperature=plan.divisor,
-        entropy=plan.entropy != "none",
-        keep=plan.keep,
+        logits, tokens, temperature=plan.divisor, entropy=plan.entropy != "none", keep=plan.keep
     )
 
 

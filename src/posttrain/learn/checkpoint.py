@@ -76,11 +76,7 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
             f"{folder}: was written {had} a critic; resume under the recipe that wrote it"
         )
     if learner.critic is not None:
-        _load(
-            learner.critic.weights(),
-            [folder / "critic.safetensors"],
-            kind="critic",
-        )
+        _load(learner.critic.weights(), [folder / "critic.safetensors"], kind="critic")
         _load_optimizer(
             learner.critic, folder / "critic_optimizer.safetensors", numbers=numbers["critic"]
         )

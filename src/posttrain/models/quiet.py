@@ -115,10 +115,7 @@ def compiler_sentence(text: str) -> str:
     >>> compiler_sentence("Online softmax is disabled on the fly\\nsince …")
     "PyTorch's compiler remarks: Online softmax is disabled on the fly since …"
     """
-    words = {
-        "function": r"function: (.+)",
-        "reason": r"last reason: (?:\d+/\d+: )?(.+)",
-    }
+    words = {"function": r"function: (.+)", "reason": r"last reason: (?:\d+/\d+: )?(.+)"}
     found = {name: re.search(pattern, text) for name, pattern in words.items()}
     said = {name: match[1].strip() if match else "unknown" for name, match in found.items()}
     said["function"] = re.sub(r"[^ (]*/", "", said["function"])  # where torch is does not matter

@@ -51,6 +51,7 @@ def build_tokenizer(*, max_positions: int = 512) -> PreTrainedTokenizerFast:
         unk_token=UNKNOWN,
         model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
+        name_or_path="tiny",
         chat_template=CHAT_TEMPLATE,
     )
 

@@ -104,7 +104,7 @@ class Evaluation:
                 row: dict[str, Any] = {
                     "problem": rollout.group,
                     "drawn": kind,
-                    "prompt": rollout.prompt.text,
+                    "prompt": rollout.prompt.shown,
                     "completion": rollout.text,
                     "right": self.is_right(rollout),
                     "reward": score.value if score is not None and score.ok else None,
@@ -132,7 +132,7 @@ class Evaluation:
         numbers = html_table([("", "value"), *self._facts()], title=f"{len(self.greedy)} problems")
         marks = {True: "right", False: "wrong", None: "?"}
         answers = [
-            (shortened(r.prompt.text, 200), shortened(r.text, 200), marks[self.is_right(r)])
+            (shortened(r.prompt.shown, 200), shortened(r.text, 200), marks[self.is_right(r)])
             for r in self.greedy[:5]
         ]
         return numbers + html_table([("prompt", "answer", ""), *answers])

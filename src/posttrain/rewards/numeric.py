@@ -60,11 +60,7 @@ _NUMBER = re.compile(
 
 @declare(checks_answer=True)
 def numeric_answer(
-    completion: str,
-    answer: str | float,
-    *,
-    extract: Extract = "answer",
-    tolerance: float = 0.0,
+    completion: str, answer: str | float, *, extract: Extract = "answer", tolerance: float = 0.0
 ) -> float:
     """1 where the extracted number x is the right one: ``|x − answer| ≤ tolerance``, else 0.
 

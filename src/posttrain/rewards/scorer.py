@@ -111,7 +111,7 @@ class RewardScorer:
             known = {*FROM_ROLLOUT, *prompt.columns, *(FROM_TRL if reward.trl else ())}
             for name in reward.wanted:
                 if name not in known and name not in reward.optional:
-                    near = nearest(name, known)
+                    near = nearest(name, prompt.columns) or nearest(name, known, cutoff=0.8)
                     hint = f"did you mean {near!r}? Else " if near else ""
                     # The column exists, but the reward is built in and takes another name.
                     if near in prompt.columns and reward.name in REWARDS:

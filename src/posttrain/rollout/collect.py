@@ -11,12 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.protocols import Engine, Env, Reply, Scorer
-from posttrain.rollout.environment import (
-    Conversations,
-    Encode,
-    Environment,
-    using,
-)
+from posttrain.rollout.environment import Conversations, Encode, Environment, using
 from posttrain.rollout.kept_replies import KeptReplies, digest_of
 from posttrain.rollout.prompt_order import PromptOrder
 from posttrain.types import Collected, Prompt, Rollout, Sampling, draw_seed

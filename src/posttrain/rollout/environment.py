@@ -322,9 +322,7 @@ class _Later(Future[Turn | None]):
     """The turn that an answer becomes, made by who asks for it: a tokenizer is no thread's own."""
 
     def __init__(
-        self,
-        asked: Future[Answer | Failure],
-        take: Callable[[Answer | Failure], Turn | None],
+        self, asked: Future[Answer | Failure], take: Callable[[Answer | Failure], Turn | None]
     ) -> None:
         super().__init__()
         self._asked, self._take = asked, take

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from posttrain.disk import keeping, writing
 from posttrain.runs.files import replacing
-from posttrain.types import Prompt, Rollout, Score
+from posttrain.types import Rollout, Score
 
 if TYPE_CHECKING:
     from posttrain.types import Batch  # it loads torch, which whoever reads rollouts does without
@@ -249,7 +249,7 @@ def _table(
     for rollout in rollouts:
         prompt = rollout.prompt
         if id(prompt) not in prompts:
-            prompts[id(prompt)] = _text(prompt.id), _text(_prompt_text(prompt))
+            prompts[id(prompt)] = _text(prompt.id), _text(prompt.shown)
     scores = [rollout.score for rollout in rollouts]
     known = [score or _UNSCORED for score in scores]
     seen: Counter[int] = Counter()
@@ -292,6 +292,7 @@ def token_ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
 
     >>> from posttrain.types import Turn
     >>> mixed = Turn(tokens=(5, 6), text="", logprobs=(-1.0, -1.0), version=3, versions=(3, 4))
+    >>> from posttrain.types import Prompt
     >>> token_ages([Rollout(prompt=Prompt(id="0", text=""), turns=(mixed,), group=0)], 4)
     {'staleness/tokens_0': 0.5, 'staleness/tokens_1': 0.5}
     """
@@ -346,13 +347,6 @@ def _lists(
     field = pa.field("element", pa.from_numpy_dtype(np.dtype(number)))
     flat = pa.array(values, mask=missing)
     return pa.ListArray.from_arrays(offsets, flat, type=pa.list_(field))
-
-
-def _prompt_text(prompt: Prompt) -> str:
-    if prompt.text or not prompt.messages:
-        return prompt.text
-    turns = (f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in prompt.messages)
-    return "\n".join(turns)
 
 
 def _text(text: str) -> str:

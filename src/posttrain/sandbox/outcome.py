@@ -49,12 +49,7 @@ class CaseReport:
 
 
 def run(
-    source: str,
-    stdin: str = "",
-    *,
-    limits: Limits,
-    sandbox: Sandbox,
-    seconds: float = math.inf,
+    source: str, stdin: str = "", *, limits: Limits, sandbox: Sandbox, seconds: float = math.inf
 ) -> Outcome:
     """Run a program on a standard input; a ``SandboxError`` where it could not be started.
 

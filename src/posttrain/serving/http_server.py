@@ -218,13 +218,7 @@ def _unwelcome(request: Request, *, api_key: str, local: bool) -> Response | Non
 
 
 def serve(
-    service: Service,
-    *,
-    name: str,
-    host: str,
-    port: int,
-    api_key: str,
-    say: Callable[[str], None],
+    service: Service, *, name: str, host: str, port: int, api_key: str, say: Callable[[str], None]
 ) -> None:
     """Serve until interrupted; ``say`` is told the address, once it answers."""
     local = host in LOCAL

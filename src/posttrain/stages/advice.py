@@ -163,7 +163,8 @@ def _overrides(folder: RunFolder, recipe: Resolved, *, beside: str) -> list[str]
 def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
     """A held-out problem for the new model: one that it got wrong, where there is one."""
     wrong = [row for row in problems if row["correct"] is False]
-    command = _generate_command(folder.path, (row["prompt"] for row in wrong or problems))
+    asked = [row["prompt"] for row in wrong or problems if "messages" not in row]
+    command = _generate_command(folder.path, asked)
     if command is None or folder.model is None:
         return []
     return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
@@ -183,7 +184,7 @@ def _play(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]
 def _generate_command(run: Path, prompts: Iterable[str]) -> str | None:
     """What asks a run's model the shortest of these prompts; None where none can be typed.
 
-    A prompt of messages has no text, and no command line holds a NUL.
+    A chat of several messages is none of them, and no command line holds a NUL.
     """
     typed = [text for text in prompts if text and "\0" not in text and len(text) <= _LONGEST]
     if not typed:

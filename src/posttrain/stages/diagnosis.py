@@ -24,10 +24,7 @@ DIAGNOSED = ("sft", "reward", "dpo", "rl")  # while they go on; eval is judged a
 
 
 def diagnosed(
-    trackers: Sequence[Tracker],
-    folder: StageFolder,
-    *,
-    background: Background,
+    trackers: Sequence[Tracker], folder: StageFolder, *, background: Background
 ) -> Diagnosing:
     """The trackers of a stage as one that also says what goes wrong; it knows what was logged."""
     tell = [tracker.note for tracker in trackers if isinstance(tracker, Telling)]

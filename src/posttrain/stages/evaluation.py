@@ -135,11 +135,13 @@ def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _problem(rollout: Rollout, *, right: bool | None) -> dict[str, Any]:
     score = rollout.score
     assert score is not None, "evaluate scores every rollout"
-    answer = rollout.prompt.columns.get("answer")
+    asked = rollout.prompt
+    answer = asked.columns.get("answer")
     turns = turn_rows(rollout)
     return {
-        "id": rollout.prompt.id,
-        "prompt": rollout.prompt.text,
+        "id": asked.id,
+        "prompt": asked.shown,
+        **({"messages": asked.messages} if len(asked.messages) > 1 and not asked.text else {}),
         "answer": None if answer is None else str(answer),
         "completion": rollout.text,
         "correct": right,

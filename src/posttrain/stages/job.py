@@ -85,6 +85,11 @@ class Job:
         """Print how the data of the run is understood."""
         for line in data_told(self._recipe, self.setup.task):
             self.say(line)
+        task, handed = self.setup.task, self.setup.handed_rewards
+        own = task.rewards if task is not None and bool(getattr(task, "told", "")) else {}
+        scored = handed is not None or self._recipe.rewards or self.setup.env is not None
+        if "rl" in self._recipe.stages and own and not scored:
+            self.say(f"reward: none is given; {', '.join(own)} compares with the answers")
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""

@@ -36,14 +36,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "reasoning_gym": reasoning_gym_task,  # also written reasoning_gym:NAME
 }
 
-__all__ = [
-    "TASKS",
-    "PromptTask",
-    "check_told_apart",
-    "demonstrations",
-    "full_spec",
-    "make_task",
-]
+__all__ = ["TASKS", "PromptTask", "check_told_apart", "demonstrations", "full_spec", "make_task"]
 
 
 def make_task(spec: Spec) -> Task:

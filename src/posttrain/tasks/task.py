@@ -11,6 +11,7 @@ from typing import Any
 from posttrain.protocols import Split
 from posttrain.registry import Spec
 from posttrain.types import Prompt, columns_text
+from posttrain.types.text import shortened
 
 
 @dataclass(kw_only=True)
@@ -56,15 +57,16 @@ class PromptTask:
                 raise ValueError(f"task {self.name!r}: prompt {prompt.id!r} is empty; remove it")
         asked = {identity(prompt): prompt.id for prompt in self.train}
         played = {episode(prompt): prompt.id for prompt in self.train}
-        for prompt in self.test:
-            if (known := asked.get(identity(prompt))) is None:
-                continue
-            same = played.get(episode(prompt))
+        alike = [prompt for prompt in self.test if identity(prompt) in asked]
+        same = [prompt for prompt in alike if episode(prompt) in played]
+        for prompt in (same or alike)[:1]:
+            known = played.get(episode(prompt)) or asked[identity(prompt)]
             both = (
-                f"task {self.name!r}: test prompt {prompt.id!r} is also train prompt "
-                f"{same or known!r}; remove one of them, or the test measures memory"
+                f"task {self.name!r}: test prompt {prompt.id!r} is also train prompt {known!r} "
+                f"({shortened(prompt.shown, 60)!r}), the first of {len(same or alike)} such of "
+                f"{len(self.test)}; remove them from one, or the test measures memory"
             )
-            if same is not None:
+            if same:
                 raise ValueError(both)
             self.alike = self.alike or both
 

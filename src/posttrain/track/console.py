@@ -244,8 +244,7 @@ class MeanConsole:
                 return
             names = {name for metrics in logged.values() for name in metrics}
             self._console.log(
-                step,
-                {n: fmean(m[n] for m in logged.values() if n in m) for n in sorted(names)},
+                step, {n: fmean(m[n] for m in logged.values() if n in m) for n in sorted(names)}
             )
             del self._logged[step]
 

@@ -28,7 +28,7 @@ def sample_rows(
     rows: list[Row] = []
     for rollout, advantage in list(zip(rollouts, advantages, strict=True))[:most]:
         score = rollout.score
-        row = {"prompt": rollout.prompt.text[:MAX_TEXT], "completion": rollout.text[:MAX_TEXT]}
+        row = {"prompt": rollout.prompt.shown[:MAX_TEXT], "completion": rollout.text[:MAX_TEXT]}
         known = {} if score is None else {"reward": score.value, **score.parts}
         rows.append({**row, **known, "advantage": advantage, "stop": rollout.stop_reason})
     return rows

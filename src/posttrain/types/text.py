@@ -55,6 +55,18 @@ class Prompt:
     tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def shown(self) -> str:
+        """What is asked, for a reader: of a chat without a text all messages, each with its role.
+
+        >>> Prompt(id="0", text="", messages=({"role": "user", "content": "2+3="},)).shown
+        '2+3='
+        """
+        if self.text or [message.get("role") for message in self.messages] == ["user"]:
+            return self.text or self.messages[0].get("content", "")
+        turns = (f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in self.messages)
+        return "\n".join(turns)
+
 
 def with_opening(prompt: Prompt, said: str) -> Prompt:
     """The prompt with a text behind the last message of the user.
@@ -279,7 +291,7 @@ class Rollout:
         facts += [self.stop_reason] if any(turn.sampled for turn in self.turns) else []
         if self.score is not None:
             facts += [f"score {self.score.value:g}" if self.score.ok else self.score.state]
-        asked, answer = shortened(self.prompt.text, 40), shortened(self.text, 60)
+        asked, answer = shortened(self.prompt.shown, 40), shortened(self.text, 60)
         return f"Rollout({asked!r} → {answer!r}, {', '.join(facts)})"
 
     @property

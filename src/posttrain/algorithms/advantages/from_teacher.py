@@ -11,10 +11,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
-@piece(
-    needs={"teacher_logprobs"},
-    smallest_group=lambda *, reward, **_: 2 if reward else 1,
-)
+@piece(needs={"teacher_logprobs"}, smallest_group=lambda *, reward, **_: 2 if reward else 1)
 def towards_teacher(
     batch: Batch, *, coefficient: float = 1.0, discount: float = 0.0, reward: float = 0.0
 ) -> Batch:

@@ -43,11 +43,7 @@ def turn_return_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
 
 @piece(needs={"token_rewards"}, smallest_group=2, centred="turn")
 def turn_group_normalised(
-    batch: Batch,
-    *,
-    gamma: float = 1.0,
-    deviation: Deviation = "sample",
-    epsilon: float = 1e-6,
+    batch: Batch, *, gamma: float = 1.0, deviation: Deviation = "sample", epsilon: float = 1e-6
 ) -> Batch:
     """``A_{i,k} = (R_{i,k} − mean) / (std + ε)`` over the group's episodes that have a turn k.
 

@@ -9,13 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.build.setup import (
-    adapted,
-    choose_compile,
-    choose_device,
-    make_template,
-    read_policy,
-)
+from posttrain.build.setup import adapted, choose_compile, choose_device, make_template, read_policy
 from posttrain.build.threads import Threads
 from posttrain.config import Resolved
 from posttrain.learn.learner import LocalLearner

@@ -61,11 +61,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        spans: Spans | None = None,
-        file: TraceFile | None = None,
-        *,
-        elsewhere: bool = False,
+        self, spans: Spans | None = None, file: TraceFile | None = None, *, elsewhere: bool = False
     ) -> None:
         self._spans, self._file, self._elsewhere = spans, file, elsewhere
         self._step_began = time.time()

@@ -83,10 +83,7 @@ def gradient(
 
 def _sizes(logits: Tensor) -> dict[str, Any]:
     """How much of a row is worked on at once, and by how many threads."""
-    return {
-        "BLOCK": min(_MAX_BLOCK, triton.next_power_of_2(logits.shape[1])),
-        "num_warps": _WARPS,
-    }
+    return {"BLOCK": min(_MAX_BLOCK, triton.next_power_of_2(logits.shape[1])), "num_warps": _WARPS}
 
 
 @triton.jit

@@ -104,12 +104,7 @@ def _vocabulary(policy: Policy, kind: str) -> dict[str, Any]:
     if (
         model.get("type") != "BPE"
         or not byte_level
-        or parts.get("normalizer", {})
-        not in (
-            None,
-            {},
-            {"type": "NFC"},
-        )
+        or parts.get("normalizer", {}) not in (None, {}, {"type": "NFC"})
     ):
         raise _refused(policy.source, "a tokenizer other than byte-level BPE", kind=kind)
     split = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]

@@ -94,10 +94,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
             r"\\pmod{\1\2}",
         ),
         (r"\bper cent\b", "percent"),
-        (
-            r"^(?i:\\text\s?\{\s?(?:negative|minus)\s?\}\s?|(?:negative|minus)\s)(?=[0-9.$\\])",
-            "-",
-        ),
+        (r"^(?i:\\text\s?\{\s?(?:negative|minus)\s?\}\s?|(?:negative|minus)\s)(?=[0-9.$\\])", "-"),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?squared\s?\}|squared)$", "^{2}"),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?cubed\s?\}|cubed)$", "^{3}"),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?o'clock\s?\}|o'clock)", ":00"),

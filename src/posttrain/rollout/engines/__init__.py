@@ -71,11 +71,7 @@ def joint_engine(
 
 
 def transformers_engine(
-    policy: Policy,
-    decode: Decode,
-    *,
-    compute: Compute = "auto",
-    max_sequences: int | None = None,
+    policy: Policy, decode: Decode, *, compute: Compute = "auto", max_sequences: int | None = None
 ) -> TransformersEngine:
     """The ``generate`` of transformers: slower, and takes any decoder."""
     return TransformersEngine(

@@ -17,17 +17,8 @@ from posttrain.models.stops import Decode
 from posttrain.protocols import Learner, Reply, Sync
 from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import Draws, uniforms
-from posttrain.rollout.engines.requests import (
-    Request,
-    check_num_samples,
-    check_prompts,
-    in_parts,
-)
-from posttrain.rollout.engines.weight_sync import (
-    CopiedWeights,
-    SharedWeights,
-    shares_all_storage,
-)
+from posttrain.rollout.engines.requests import Request, check_num_samples, check_prompts, in_parts
+from posttrain.rollout.engines.weight_sync import CopiedWeights, SharedWeights, shares_all_storage
 from posttrain.track.progress import advance
 from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 

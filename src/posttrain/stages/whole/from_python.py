@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
 from posttrain.build.model_source import trained_model
 from posttrain.build.rows import Rows, data_name
@@ -172,6 +172,9 @@ def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
         meant = other.get(name) or nearest(name, {*known, *SECTIONS}, cutoff=0.8)
         if meant in {*known, *SECTIONS}:
             raise ValueError(f"{name}: posttrain.{stage} calls it {meant}; write {meant}=...")
+        for option, section in get_type_hints(STAGE_OPTIONS[stage]).items():
+            if option in SECTIONS and name in getattr(section, "__annotations__", ()):
+                raise ValueError(f'{name}: a key of {option}; write {option}={{"{name}": …}}')
 
 
 def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

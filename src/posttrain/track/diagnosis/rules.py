@@ -13,11 +13,7 @@ from posttrain.track.diagnosis.outcomes import (
     nothing_learned,
     nothing_learned_at_end,
 )
-from posttrain.track.diagnosis.rewards import (
-    format_learned_accuracy_flat,
-    hacking,
-    hacking_at_end,
-)
+from posttrain.track.diagnosis.rewards import format_learned_accuracy_flat, hacking, hacking_at_end
 from posttrain.track.diagnosis.stability import (
     clip_fraction_near_one,
     critic_worse_than_mean,
