@@ -152,6 +152,8 @@ def tear(run: Path, generator: random.Random) -> bool:
         if place is None or not steps:
             continue
         files = [path for path in place.checkpoint(steps[-1]).rglob("*") if path.is_file()]
+        if not files:  # torn before, file by file
+            return False
         chosen = generator.choice(sorted(files))
         content = bytearray(chosen.read_bytes())
         how = generator.choice(["cut", "flip", "gone"])
@@ -219,17 +221,28 @@ def recorded(run: RunFolder, stage: str) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in clocks}
 
 
-def at_stake(run: Path) -> tuple[str, int, int]:
-    """The stage under way, its newest whole checkpoint, and the steps logged; "" between stages."""
+def under_way(run: Path) -> dict[str, tuple[int, int]]:
+    """Of each stage that is not done: its newest whole checkpoint, and the steps logged.
+
+    Of several, where a stage was harmed that others had followed, the first is at work.
+    """
     if not (run / "run.json").exists():
-        return "", 0, 0
-    found = RunFolder(run)
+        return {}
+    found, steps = RunFolder(run), {}
     for stage in STAGES:
         place = found.stage(stage)
         if place.path.is_dir() and found.stage_record(stage) is None:
             whole, _ = newest(place)
             records = place.records()
-            return stage, whole.step if whole else 0, int(records[-1]["step"]) if records else 0
+            logged = int(records[-1]["step"]) if records else 0
+            steps[stage] = (whole.step if whole else 0, logged)
+    return steps
+
+
+def at_stake(run: Path) -> tuple[str, int, int]:
+    """The stage at work, its newest whole checkpoint, and the steps logged; "" between stages."""
+    for stage, steps in under_way(run).items():
+        return stage, *steps
     return "", 0, 0
 
 
@@ -284,7 +297,8 @@ class Harness:
         arguments = ["run", str(self._recipe), "--run.folder", str(run), "--resume"]
         if (run / "config.json").exists() and self._random.random() < 0.5:
             arguments = ["resume", str(run)]
-        stage, saved, logged = at_stake(run)
+        stage, saved, _ = at_stake(run)
+        torn = {name: logged - whole for name, (whole, logged) in under_way(run).items()}
         said = self.log.stat().st_size
         counted = self._counted
         seed = self._random.random()
@@ -316,7 +330,7 @@ class Harness:
             )
         if code:
             self.counts[kinds[code]] += 1
-            self._count_lost(run, torn={stage: logged - saved})
+            self._count_lost(run, torn=torn)
         return code == 0
 
     def _wait(self, run: Path) -> None:
