@@ -26,7 +26,7 @@ SMALL = (
 
 def command(line: str, *more: str) -> list[str]:
     """A command line of the page, run by the Python of the tests."""
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     assert words[0] == "torchrun"
     return [sys.executable, "-m", "torch.distributed.run", *words[1:], *more]
 
