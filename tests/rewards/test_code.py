@@ -133,7 +133,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "imports what is not there": ("import numpy\nassert square(2) == 4", "fail by themselves"),
 }
 REFUSED_TESTS: dict[str, tuple[Any, str]] = {
-    "no Python": ("assert square(2) = 4", "they are no Python"),
+    "no Python": ("assert square(2) = 4", "they are not Python"),
     "no assert": ("square(2)", "no assert"),
     "empty": ("", "no assert"),
     "check of nothing": (CHECK, "name the function as entry_point"),

@@ -186,7 +186,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", "from 0 to 10"),
     ({"top_p": 0}, "top_p", "above 0"),
     ({"top_logprobs": 3}, "top_logprobs", "needs logprobs=true"),
-    ({"max_tokens": 10_000}, "max_tokens", "room for"),
+    ({"max_tokens": 10_000}, "max_tokens", "at most 161 fit after the prompt"),
     ({"stop": ["a"] * 17}, "stop", "at most 16"),
     ({"messages": []}, "messages", "not empty"),
     ({"messages": [{"role": "wizard", "content": "a"}]}, "messages", "known here: system"),
