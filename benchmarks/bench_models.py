@@ -26,6 +26,13 @@ SHAPES = {
         "heads": 9,
         "kv": 3,
     },
+    "qwen2.5-0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "layers": 24,
+        "heads": 14,
+        "kv": 2,
+    },
     "llama-3.2-1b": {
         "hidden_size": 2048,
         "intermediate_size": 8192,
@@ -34,7 +41,12 @@ SHAPES = {
         "kv": 8,
     },
 }
-VOCABULARY = {"tiny": 105, "smollm2-135m": 49152, "llama-3.2-1b": 128256}
+VOCABULARY = {
+    "tiny": 105,
+    "smollm2-135m": 49152,
+    "qwen2.5-0.5b": 151936,
+    "llama-3.2-1b": 128256,
+}
 NEVER = 1e-12
 
 

@@ -16,7 +16,8 @@ import torch
 from exact_arithmetic import float64_throughout
 from rank_pool import pool
 from small_model import OPTIONS, small_model
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 
 from posttrain.algorithms.advantages import towards_teacher
 from posttrain.algorithms.losses import DIRECT_LOSSES
@@ -167,9 +168,15 @@ def learner(
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of all ranks."""
-    found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().to("cpu", copy=True)
+    """A tensor of all ranks; on a GPU not by ``full_tensor``, which crashes there over gloo."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    if tensor.device.type == "cpu":
+        return tensor.full_tensor().detach().clone()
+    (placement,) = tensor.placements
+    parts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(parts, tensor.to_local().detach().cpu())
+    return torch.cat(parts, placement.dim) if placement.is_shard() else parts[0]
 
 
 def gradients(student: LocalLearner) -> dict[str, Tensor]:

@@ -92,7 +92,7 @@ def _fork(connections: list[Connection]) -> None:
     import rank_jobs  # noqa: F401 - and with it all that ranks work with
 
     fork = multiprocessing.get_context("fork")  # nothing was computed yet, so no thread is lost
-    ranks = [fork.Process(target=_serve, args=given) for given in enumerate(connections)]
+    ranks = [fork.Process(target=_serve, args=(n, connections)) for n in range(len(connections))]
     for rank in ranks:
         rank.start()
     for connection in connections:
@@ -101,10 +101,13 @@ def _fork(connections: list[Connection]) -> None:
         rank.join()
 
 
-def _serve(rank: int, connection: Connection) -> None:
+def _serve(rank: int, connections: list[Connection]) -> None:
     import torch
 
     torch.set_num_threads(1)
+    connection = connections.pop(rank)
+    for other in connections:  # else nobody would notice that another rank has died
+        other.close()
     while True:
         try:
             work = connection.recv()

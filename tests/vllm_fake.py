@@ -29,7 +29,7 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self, folder: str, *, port: int = 0, **told: Any) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.folder, self.told = folder, told
-        self.model = load_policy(folder).model
+        self.model = self.loaded(folder)
         self.adapters: dict[str, Any] = {}  # by the name that completions are asked of
         self.faults: dict[str, Callable[[], Any]] = {}
         self.asked: list[str] = []
@@ -46,11 +46,14 @@ class FakeServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def loaded(self, folder: str) -> Any:
+        return load_policy(folder, dtype=self.told.get("dtype", "float32")).model
+
     def call(self, method: str, *arguments: str) -> Any:
         if method == "posttrain_load":
             (self.folder,) = arguments
             if not (Path(self.folder) / "adapter_config.json").exists():
-                self.model = load_policy(self.folder).model
+                self.model = self.loaded(self.folder)
             return None
         config = self.model.config
         return {
@@ -69,7 +72,7 @@ class FakeServer(ThreadingHTTPServer):
         tokens: list[int] = []
         logprobs: list[float] = []
         while len(tokens) < request["max_tokens"]:
-            logits = model(torch.tensor([[*request["prompt"], *tokens]])).logits[0, -1]
+            logits = model(torch.tensor([[*request["prompt"], *tokens]])).logits[0, -1].float()
             known = (logits / request["temperature"]).log_softmax(-1)
             tokens.append(int(known.exp().multinomial(1, generator=random)))
             logprobs.append(float(known[tokens[-1]]))

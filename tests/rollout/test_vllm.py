@@ -237,6 +237,30 @@ def test_an_update_that_fails_in_silence_is_an_error(
         sync(1)
 
 
+def test_large_logits_in_half_precision_are_rounding(
+    policy: Policy, serve: Serve, connect: Connect
+) -> None:
+    """Where log-probs lie far apart, the model's own in half precision decide; others fail."""
+    with torch.no_grad():
+        shared = torch.full((policy.model.config.hidden_size,), 3.0)
+        policy.model.get_input_embeddings().weight.add_(shared)
+        policy.model.lm_head.weight.add_(shared)
+        logits = policy.model(torch.tensor([[5, 9, 3]])).logits
+    assert logits.mean() > 40
+    assert logits.std(-1).max() < 5
+    server = serve(dtype="bfloat16")
+    sync = connect(server).sync(learner_of(policy))
+    server.call = lambda method, *given: (  # type: ignore[method-assign]
+        setattr(server, "folder", given[0])
+        if method == "posttrain_load"
+        else FakeServer.call(server, method)
+    )
+    with torch.no_grad():
+        policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight))
+    with pytest.raises(ValueError, match=r"does not sample from the weights.*(nats|other tokens)"):
+        sync(1)
+
+
 def test_weights_that_are_no_numbers_are_not_sampled_from(
     policy: Policy, serve: Serve, connect: Connect
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import unicodedata
@@ -94,8 +95,11 @@ def parse_number(text: str) -> Fraction | None:
     (Fraction(-2501, 2), Fraction(3, 4), None)
     """
     text = text.strip()
-    if len(text) > MAX_NUMBER_LENGTH:
-        return None
+    return _parsed(text) if len(text) <= MAX_NUMBER_LENGTH else None
+
+
+@functools.lru_cache(maxsize=4096)  # a group of completions shares its answer
+def _parsed(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(plain(text))
     if match is None or (match[1] and match[2]):
         return None

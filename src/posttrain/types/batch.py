@@ -335,8 +335,8 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """The tensor on a device; the copy to a GPU is asynchronous.
 
     A plain copy of more than a few kilobytes would wait for all kernels queued before it; one from
-    pinned memory does not.
+    pinned memory does not. What comes from a GPU may be read at once.
     """
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from posttrain.fast.score import score_tokens
-from posttrain.models.load import Policy
+from posttrain.models.load import Policy, load_policy
+from posttrain.models.logprobs import score_tokens as score_whole
 from posttrain.models.save import save_policy, write_base
 from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.protocols import Learner, Reply, Sync
@@ -208,7 +209,10 @@ class VllmEngine:
         self._policy.model.generation_config = defaults
 
         self._fleet.update(
-            folder, score=lambda probe: self._probed.scored([probe], score)[0], patience=patience
+            folder,
+            score=lambda probe: self._probed.scored([probe], score)[0],
+            noise=lambda probe: self._noise(probe, folder, score=score),
+            patience=patience,
         )
         shutil.rmtree(before, ignore_errors=True)
 
@@ -217,6 +221,28 @@ class VllmEngine:
         model, temperature = self._policy.model, self._probed.temperature
         found = score_tokens(model, batch.to(model.device), temperature=temperature)
         return found.need("logprobs")
+
+    def _noise(self, probe: Probe, folder: Path, *, score: Score) -> float:
+        """How far the weights sent, computed in a server's half precision, lie from ``score``.
+
+        Its logits are in that precision, too: at 40, two of bfloat16 are a quarter of a nat apart.
+        """
+        half = {server.dtype for server in self._fleet.servers} & {"bfloat16", "float16"}
+        if not half:
+            return 0.0
+        device, temperature = self._policy.model.device, self._probed.temperature
+        rounded = load_policy(str(folder), dtype=half.pop(), device=str(device)).model
+
+        @torch.no_grad()
+        def plainly(batch: Batch) -> Tensor:
+            found = score_whole(rounded, batch.to(device), temperature=temperature)
+            return found.need("logprobs")
+
+        (known,) = self._probed.scored([probe], score)
+        (found,) = self._probed.scored([probe], plainly)
+        pairs = zip(known, found, strict=True)
+        apart = [torch.tensor(one.logprobs) - torch.tensor(two.logprobs) for one, two in pairs]
+        return float(torch.cat(apart).abs().mean())
 
     def _probe(self, server: Server) -> Probe:
         """What a server says to the prompt of the probe."""
