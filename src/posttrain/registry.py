@@ -199,8 +199,8 @@ def _import(path: str, kind: str) -> Function:
     try:
         module = importlib.import_module(module_name)
         function = getattr(module, attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        lacks = (isinstance(error, ImportError) and error.name) or module_name
+    except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
+        lacks = (isinstance(error, ModuleNotFoundError) and error.name) or module_name
         if not f"{module_name}.".startswith(f"{lacks}."):  # an import inside of it
             raise ValueError(
                 f"{kind}: cannot import {path!r}: {module_name} imports {lacks}, which is not "

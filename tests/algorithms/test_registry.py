@@ -153,6 +153,17 @@ def test_an_import_of_the_module_itself_that_fails_is_named(
     assert "package.module" not in str(caught.value)
 
 
+def test_a_name_that_an_installed_module_lacks_is_no_missing_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To install it again would not help: the line is told."""
+    (tmp_path / "own_lacking.py").write_text("\nfrom json import not_there\ndef f(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    says = r"ImportError: cannot import name 'not_there' .*; fix line 2 of .*own_lacking\.py"
+    with pytest.raises(ValueError, match=f"tool: cannot import 'own_lacking:f': {says}"):
+        resolve("own_lacking:f")
+
+
 def test_a_path_to_something_else_is_refused() -> None:
     with refuses("tool: 'math:pi' is a float, not a function"):
         resolve("math:pi")

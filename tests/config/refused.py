@@ -35,7 +35,12 @@ RL_REFUSED: dict[str, Cases] = {
         (
             {"temperature": 0},
             "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
-            "can be learned; set it above 0 (1.0 is the model's own distribution)",
+            "can be learned; set it higher (1.0 is the model's own distribution)",
+        ),
+        (
+            {"temperature": 1e-7},
+            "rl.temperature: 1e-07 is greedy: all completions of a prompt are the same and nothing "
+            "can be learned; set it higher (1.0 is the model's own distribution)",
         ),
         (
             {"engine": "native", "top_k": 1},

@@ -408,3 +408,15 @@ def test_a_manifest_names_what_is_missing_changed_and_added(tmp_path: Path) -> N
     assert find_changes(rl, files, stage=True, within="model/") == ["model/d was added"]
     with pytest.raises(ValueError, match=r"manifest\.json has changed"):
         read_manifest(rl, digest="another")
+
+
+@pytest.mark.parametrize("left", ["{", "{}"], ids=["cut off", "of nothing"])
+def test_a_start_anew_asks_nothing_of_the_config_it_replaces(tmp_path: Path, left: str) -> None:
+    """What a killed run has left there goes aside, and its damaged config with it."""
+    values = given(tmp_path / "run", {"steps": 2, "save_every": 1}, sft=None, eval=None)
+    cut(values, save=2)
+    (tmp_path / "run" / "config.json").write_text(left)
+    done, text = go(values)
+    assert "rl: starts anew; what it had left is in" in text
+    assert "to go on instead" not in text
+    assert done.folder.finished

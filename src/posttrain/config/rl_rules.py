@@ -73,10 +73,10 @@ def greedy_sampling(rl: RlSection) -> str | None:
             "rl.top_k: 1 is greedy: all completions of a prompt are the same and nothing can be "
             "learned; set it above 1, or to 0 (off)"
         )
-    if rl.temperature == 0:
+    if rl.temperature < 1e-6:
         return (
-            "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
-            "can be learned; set it above 0 (1.0 is the model's own distribution)"
+            f"rl.temperature: {rl.temperature:g} is greedy: all completions of a prompt are the "
+            "same and nothing can be learned; set it higher (1.0 is the model's own distribution)"
         )
     return None
 

@@ -142,9 +142,10 @@ def set_unfinished_aside(
     if not (Path(path) / "run.json").exists() or RunFolder(path).finished:
         return
     folder = RunFolder(path)
-    old = folder.config if (folder.path / "config.json").exists() else {}
-    same = old and not differences(old, config, ignore=FREE)
-    further = f"; next time, to go on instead: {how_to_continue(folder)}" if same else ""
+    further = ""
+    with contextlib.suppress(ValueError):  # no config, or a damaged one: this run writes another
+        if not differences(folder.config, config, ignore=FREE):
+            further = f"; next time, to go on instead: {how_to_continue(folder)}"
     for stage in stages:
         moved = folder.set_aside(stage) if folder.stage_record(stage) is None else None
         _say_where(stage, moved, further=further, say=say)
