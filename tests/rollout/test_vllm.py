@@ -261,6 +261,21 @@ def test_large_logits_in_half_precision_are_rounding(
         sync(1)
 
 
+def test_what_was_written_wrongly_is_no_rounding(
+    policy: Policy, serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers have what the folder has, in half precision, and it is not the learner's."""
+    sync = connect(serve(dtype="bfloat16")).sync(learner_of(policy))
+
+    def written(policy: Policy, folder: Path, *, weights: dict[str, torch.Tensor]) -> None:
+        changed = {name: 3 * weight.roll(1, 0) for name, weight in weights.items()}
+        save_policy(policy, folder, weights=changed)
+
+    monkeypatch.setattr(vllm, "save_policy", written)
+    with pytest.raises(ValueError, match=r"does not sample from the weights.*(nats|other tokens)"):
+        sync(1)
+
+
 def test_weights_that_are_no_numbers_are_not_sampled_from(
     policy: Policy, serve: Serve, connect: Connect
 ) -> None:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ class VllmEngine:
         self._fleet.update(
             folder,
             score=lambda probe: self._probed.scored([probe], score)[0],
-            noise=lambda probe: self._noise(probe, folder, score=score),
+            noise=lambda probe: self._noise(probe, folder),
             patience=patience,
         )
         shutil.rmtree(before, ignore_errors=True)
@@ -222,25 +223,28 @@ class VllmEngine:
         found = score_tokens(model, batch.to(model.device), temperature=temperature)
         return found.need("logprobs")
 
-    def _noise(self, probe: Probe, folder: Path, *, score: Score) -> float:
-        """How far the weights sent, computed in a server's half precision, lie from ``score``.
+    def _noise(self, probe: Probe, folder: Path) -> float:
+        """How far a server's half precision moves the log-probs of the weights that were sent.
 
         Its logits are in that precision, too: at 40, two of bfloat16 are a quarter of a nat apart.
+        Both sides are of those weights: beside the learner's, wrong ones would seem to be rounded.
         """
         half = {server.dtype for server in self._fleet.servers} & {"bfloat16", "float16"}
         if not half:
             return 0.0
         device, temperature = self._policy.model.device, self._probed.temperature
-        rounded = load_policy(str(folder), dtype=half.pop(), device=str(device)).model
 
         @torch.no_grad()
-        def plainly(batch: Batch) -> Tensor:
-            found = score_whole(rounded, batch.to(device), temperature=temperature)
+        def plainly(batch: Batch, *, dtype: str) -> Tensor:
+            model = load_policy(str(folder), dtype=dtype, device=str(device)).model
+            found = score_whole(model, batch.to(device), temperature=temperature)
             return found.need("logprobs")
 
-        (known,) = self._probed.scored([probe], score)
-        (found,) = self._probed.scored([probe], plainly)
-        pairs = zip(known, found, strict=True)
+        exact, rounded = (
+            self._probed.scored([probe], partial(plainly, dtype=dtype))[0]
+            for dtype in ("float32", half.pop())
+        )
+        pairs = zip(exact, rounded, strict=True)
         apart = [torch.tensor(one.logprobs) - torch.tensor(two.logprobs) for one, two in pairs]
         return float(torch.cat(apart).abs().mean())
 
