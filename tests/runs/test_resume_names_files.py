@@ -9,7 +9,7 @@ import pytest
 from resumed_runs import cut, given, go
 
 from posttrain.runs import read_json, write_sealed
-from posttrain.runs.drift import differences, settings
+from posttrain.runs.drift import PARSED, differences, settings
 
 FILES = {
     "points_of_mine.py": "from kit_of_mine.words import FACTOR\nimport scale_of_mine\n\n\n"
@@ -85,16 +85,22 @@ def test_comments_and_layout_are_no_change(values: dict[str, Any], tmp_path: Pat
     assert "allowed to change" not in text
 
 
-def test_a_record_of_an_older_posttrain_says_so(values: dict[str, Any], tmp_path: Path) -> None:
-    """Its digests are of the whole text: they differ, and nobody can tell by what."""
+@pytest.mark.parametrize("begins", ["", "parsed by 3.9:"], ids=["posttrain", "Python"])
+def test_a_record_of_an_older_posttrain_says_so(
+    values: dict[str, Any], tmp_path: Path, begins: str
+) -> None:
+    """Its digests are of the whole text, or of another tree: nobody can tell by what they differ.
+
+    An older Python parses the same text to another tree.
+    """
     cut(values, save=2)
     path = tmp_path / "run" / "config.json"
     config = read_json(path)
     config["contents"] = dict.fromkeys(config["contents"], "0" * 16)
     files = config["files"]
-    config["files"] = {key: dict.fromkeys(table, "1" * 16) for key, table in files.items()}
+    config["files"] = {key: dict.fromkeys(table, begins + "1" * 16) for key, table in files.items()}
     write_sealed(path, config)
-    told = "has changed, or only its comments: the run is of an older posttrain, which compared"
+    told = "has changed, or only its comments: the run is of an older posttrain or another Python,"
     with pytest.raises(ValueError, match=rf"{KEY}: {told}"):
         go(values, resume=True)
     _, text = go(values, resume=True, allow_changes=["contents"])
@@ -116,15 +122,15 @@ def test_a_value_is_told_from_a_file() -> None:
     """What the function holds may change without its files; older runs have recorded none."""
     old: dict[str, Any] = {
         "contents": {"task": "a" * 16},
-        "files": {"contents.task": {"a.py": "parsed:1"}},
+        "files": {"contents.task": {"a.py": f"{PARSED}1"}},
     }
     new: dict[str, Any] = {
         "contents": {"task": "b" * 16},
-        "files": {"contents.task": {"a.py": "parsed:1"}},
+        "files": {"contents.task": {"a.py": f"{PARSED}1"}},
     }
     (told,) = differences(old, new)
     assert told == "contents.task: has changed: no file, but a value that it holds or Python itself"
-    moved = {**new, "files": {"contents.task": {"my/a.py": "parsed:1", "new.py": "parsed:2"}}}
+    moved = {**new, "files": {"contents.task": {"my/a.py": f"{PARSED}1", "new.py": f"{PARSED}2"}}}
     assert differences(old, moved) == ["contents.task: has changed: new.py"]
     assert differences(moved, old) == ["contents.task: has changed: new.py"]
     assert differences({"contents": old["contents"]}, new) == ["contents.task: has changed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from posttrain.track.encoding import encode_json
 
 FILES = "files"
 """The key of a config for the files behind each function, which only tell what has changed."""
-PARSED = "parsed:"
-"""How the digest of such a file begins, where it is of the code without comments and layout."""
+PARSED = "parsed by {}.{}:".format(*sys.version_info)
+"""How the digest of such a file begins: of its code without comments and layout, as this Python
+reads it."""
 _DIGEST = re.compile(
     r'^"(?:(rows):)?(?:[0-9a-f]{16}|[0-9a-f]{64})"$'
 )  # of a file, rows, a function
@@ -74,11 +76,12 @@ def _edited(name: str, *configs: Mapping[str, Any]) -> str:
 
 
 def compared_otherwise(config: Mapping[str, Any], name: str) -> str:
-    """What to say of a function whose digest is an older posttrain's; empty where it is not."""
+    """What to say of a function whose code was read in another way; empty where it was not."""
     known = config.get(FILES, {}).get(name, {}).values()
     if all(digest.startswith(PARSED) for digest in known):
         return ""
-    return ", or only its comments: the run is of an older posttrain, which compared these too"
+    how = "the run is of an older posttrain or another Python, which read it otherwise"
+    return f", or only its comments: {how}"
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
