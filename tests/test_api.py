@@ -10,6 +10,7 @@ from small_runs import RL, TASK, TINY, same_weights, timeless
 from transformers import AutoModelForCausalLM
 
 import posttrain
+from posttrain.stages.whole.from_python import TrainingCall
 from posttrain.tasks import make_task
 
 MODEL = {"options": TINY}
@@ -336,3 +337,17 @@ def test_a_number_is_a_rank_and_a_coefficient(tmp_path: Path) -> None:
     options: dict[str, Any] = {"steps": 0, "kl": 0.25, "adapter": 4}
     with pytest.raises(ValueError, match=r"^rl\.steps: must be [^\n]*$"):
         posttrain.rl(prompts=["a"], reward="length", folder=tmp_path / "run", **options)
+
+
+@pytest.mark.parametrize("function", ["rl", "sft", "prefer", "reward", "dpo"])
+def test_what_every_function_is_given_arrives_under_its_name(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {name: object() for name in ("model", "tokenizer", "folder", "seed")}
+    given |= {name: object() for name in ("resume", "overwrite", "allow_changes")}
+    given |= {} if function == "prefer" else {"callbacks": object()}
+    data = {"data": "pairs.jsonl"} if function in ("reward", "dpo") else {"task": TASK}
+    calls: list[TrainingCall] = []
+    monkeypatch.setattr(TrainingCall, "run", lambda call, *stages, **more: calls.append(call))
+    getattr(posttrain, function)(**given, **data)
+    assert {name: getattr(calls[0], name) for name in given} == given

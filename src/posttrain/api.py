@@ -102,7 +102,7 @@ def rl(
     named = env_spec(env)
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, env=named)
     evaluated = evaluate is not False and has_test(chosen)
-    call = TrainingCall.of(locals())
+    call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
     stages = ["rl", "eval"] if evaluated else ["rl"]
     return call.run(stages, options, beside=asked, task=chosen, reward=reward, env=named)
@@ -130,9 +130,8 @@ def sft(
     """
     named = env_spec(env)
     chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
-    return TrainingCall.of(locals()).run(
-        ["sft"], {"data": data_name(data), **options}, task=chosen, env=named
-    )
+    call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
+    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen, env=named)
 
 
 def prefer(
@@ -156,7 +155,8 @@ def prefer(
     other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
-    return TrainingCall.of(locals()).run(["prefer"], options, task=chosen, reward=reward)
+    call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes)
+    return call.run(["prefer"], options, task=chosen, reward=reward)
 
 
 def reward(
@@ -177,7 +177,8 @@ def reward(
     Rows are pairs, ranked sets or scored completions.
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
-    return TrainingCall.of(locals()).run(["reward"], preference_data(data, options))
+    call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
+    return call.run(["reward"], preference_data(data, options))
 
 
 def dpo(
@@ -199,7 +200,8 @@ def dpo(
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
-    return TrainingCall.of(locals()).run(["dpo"], preference_data(data, options))
+    call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
+    return call.run(["dpo"], preference_data(data, options))
 
 
 def evaluate(

@@ -138,7 +138,9 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _is_on_the_way(error: Exception, path: str | os.PathLike[str]) -> bool:
     """Whether an error names a path, a folder above it, or what is written beside it."""
-    named, path = Path(str(getattr(error, "filename", None) or os.devnull)), Path(path)
+    if not (filename := getattr(error, "filename", None)):
+        return False
+    named, path = Path(str(filename)), Path(path)
     return path.is_relative_to(named) or named.name.startswith(f".{path.name}.")
 
 

@@ -40,8 +40,8 @@ def data_name(data: Any, *, name: str = "data") -> str:
 
 def preference_data(data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Preferences beside a stage's options: a run stands for those it has made, test ones too."""
-    made = Path(data) / "prefer" if isinstance(data, str | PathLike) else Path()
-    if not (made / PAIRS).is_file() or made == Path():
+    made = Path(data) / "prefer" if isinstance(data, str | PathLike) else None
+    if made is None or not (made / PAIRS).is_file():
         return {"data": data_name(data), **given}
     held_out = given.get("test_share") is None and (made / TEST_PAIRS).is_file()
     test = {"test_data": str(made / TEST_PAIRS)} if held_out else {}

@@ -267,11 +267,11 @@ def make_setup(
     if rewards is not None:
         accuracy = (recipe.task or {}).get("accuracy")
         rewards, marks = with_check(rewards, task, accuracy=accuracy)
-    played_columns = getattr(env, "check_columns", None) if graded else None
-    wanted = [rewards.check_columns] if rewards is not None else []
-    for check in [*wanted, played_columns] if played_columns else wanted:
-        for prompt in (*task.prompts("train"), *task.prompts("test")) if task is not None else ():
-            check(prompt)
+    parts: list[Any] = [rewards, env] if graded else [rewards]
+    wanting = [part for part in parts if hasattr(part, "check_columns")]
+    for prompt in (*task.prompts("train"), *task.prompts("test")) if task is not None else ():
+        for part in wanting:
+            part.check_columns(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
     played = make_environment(recipe.environment, env, template=template, policy=policy)

@@ -222,15 +222,14 @@ def measure_length(bench: Bench) -> Verdict:
     turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
     lengths = [len(turn.tokens) for turn in turns]
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
-    fine = not bench.setup.marks.check and _cut_ones_earn(bench.rollouts)
+    # Only a warning, and none where cut completions earn as much: they can still be graded.
+    fine = cut <= 0.5 or (not bench.setup.marks.check and _cut_ones_earn(bench.rollouts))
     several = ""
     if bench.setup.env is not None:
         several = f" a turn, {len(turns) / len(bench.rollouts):.1f} turns a rollout"
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
-        "warn"
-        if cut > 0.5 and not fine
-        else "pass",  # only a warning: a cut completion can still be graded
+        "pass" if fine else "warn",
         f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens{several}, "
         f"{cut:.0%} truncated",
         bench.usual_first(fix, of=SAMPLING),

@@ -152,8 +152,9 @@ def with_ids(messages: Sequence[Message], *, where: str) -> list[Message]:
 
 
 def _checked(call: Any, *, number: int, where: str) -> dict[str, Any]:
-    # Some leave out what is around the name and the arguments.
-    function = call.get("function", "arguments" in call and call) if isinstance(call, dict) else 0
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(call, dict) and "function" not in call and "arguments" in call:
+        function = call  # some leave out the table "function" around name and arguments
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", {}) if isinstance(function, dict) else None
     with contextlib.suppress(json.JSONDecodeError):

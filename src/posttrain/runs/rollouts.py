@@ -290,9 +290,8 @@ def _table(
 def token_ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
     """The share of the policy's tokens that are so many updates older than ``version``.
 
-    >>> from posttrain.types import Turn
+    >>> from posttrain.types import Prompt, Turn
     >>> mixed = Turn(tokens=(5, 6), text="", logprobs=(-1.0, -1.0), version=3, versions=(3, 4))
-    >>> from posttrain.types import Prompt
     >>> token_ages([Rollout(prompt=Prompt(id="0", text=""), turns=(mixed,), group=0)], 4)
     {'staleness/tokens_0': 0.5, 'staleness/tokens_1': 0.5}
     """

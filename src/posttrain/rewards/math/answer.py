@@ -151,5 +151,6 @@ def _clock(text: str) -> tuple[int, int, str] | None:
 
 
 def _same_time(one: tuple[int, int, str] | None, two: tuple[int, int, str] | None) -> bool:
-    halves = {one[2], two[2]} if one and two and one[0] == two[0] else {"a", "p"}
-    return halves != {"a", "p"}
+    if one is None or two is None or one[0] != two[0]:
+        return False
+    return one[2] == two[2] or "" in (one[2], two[2])  # one may not say which half of the day

@@ -63,23 +63,18 @@ STAGE_OPTIONS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainingCall:
     """What every function that trains is given beside the options of its stage."""
 
-    model: object
-    tokenizer: object
-    folder: object
+    model: Model
+    tokenizer: Any
+    folder: str | Path | None
     seed: int
     resume: bool
     overwrite: bool
     allow_changes: Sequence[str]
     callbacks: Sequence[Callback] = ()
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TrainingCall:
-        """From the parameters of such a function, by their names."""
-        return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
 
     def run(
         self,
