@@ -28,7 +28,7 @@ from posttrain.options.stage_options import (
 from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Split
-from posttrain.registry import did_you_mean
+from posttrain.registry import did_you_mean, options
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import open_player
@@ -45,6 +45,7 @@ from posttrain.stages.whole.from_python import (
     TrainingCall,
     make_recipe,
     split_sections,
+    without_our_frames,
 )
 from posttrain.types import Rollout
 
@@ -65,6 +66,7 @@ __all__ = [
 ]
 
 
+@without_our_frames
 def rl(
     *,
     model: Model = "tiny",
@@ -108,6 +110,7 @@ def rl(
     return call.run(stages, options, beside=asked, task=chosen, reward=reward, env=named)
 
 
+@without_our_frames
 def sft(
     *,
     model: Model = "tiny",
@@ -135,6 +138,7 @@ def sft(
     )
 
 
+@without_our_frames
 def prefer(
     *,
     model: Model,
@@ -159,6 +163,7 @@ def prefer(
     return TrainingCall.of(locals()).run(["prefer"], options, task=chosen, reward=reward)
 
 
+@without_our_frames
 def reward(
     *,
     model: Model,
@@ -180,6 +185,7 @@ def reward(
     return TrainingCall.of(locals()).run(["reward"], preference_data(data, options))
 
 
+@without_our_frames
 def dpo(
     *,
     model: Model,
@@ -202,6 +208,7 @@ def dpo(
     return TrainingCall.of(locals()).run(["dpo"], preference_data(data, options))
 
 
+@without_our_frames
 def evaluate(
     model: Model,
     *,
@@ -238,13 +245,14 @@ def evaluate(
         replaced = [part for part in given if not (part == "task" and named)]
         values = {part: table for part, table in values.items() if part not in replaced}
         for change in source.changes(given=given):
-            warnings.warn(change, stacklevel=2)
+            warnings.warn(change, stacklevel=3)
         handed = None if named else chosen
         played = spec if handed is not None else None
         recipe, supplied = make_recipe(values, handed, reward=reward, env=played)
         return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
+@without_our_frames
 def generate(
     model: Model,
     prompt: Asked | Sequence[Asked],
@@ -268,7 +276,7 @@ def generate(
     ``max_new_tokens``, 256 or what the context leaves.
     """
     for name in unknown:
-        meant = did_you_mean(name, generate.__kwdefaults__ or ())
+        meant = did_you_mean(name, options(generate))
         raise ValueError(f"generate: unknown option {name!r}; {meant}")
     with Policy(model, tokenizer=tokenizer, chat=chat, stop=stop) as policy:
         return policy.generate(
@@ -282,6 +290,7 @@ def generate(
         )
 
 
+@without_our_frames
 def play(
     model: Model,
     env: EnvLike | Path | None = None,

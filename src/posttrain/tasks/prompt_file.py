@@ -144,7 +144,7 @@ def read_prompts(
         repeat, are = ("row repeats", "is") if num_repeated == 1 else ("rows repeat", "are")
         named = source if isinstance(source, str | Path) else name
         warnings.warn(
-            f"{named}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=4
+            f"{named}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=5
         )
     # Answers for all rows or for none: half of them would be a surprise in the middle of a run.
     missing = [number for number, prompt in prompts.items() if "answer" not in prompt.columns]
