@@ -290,6 +290,11 @@ def test_what_generate_cannot_do_is_said(folder: Path) -> None:
         posttrain.generate(folder, "3+4=", max_new_tokens=0)
     with pytest.raises(ValueError, match="prompts: expected a text, the messages of a chat"):
         posttrain.generate(folder, None)
+    for number in (0, 100_000_000):
+        with pytest.raises(
+            ValueError, match=f"num_samples: must be from 1 to 10,000, got {number:,}"
+        ):
+            posttrain.generate(folder, "3+4=", num_samples=number, max_new_tokens=1)
 
 
 def test_some_reward_needs_a_weight(tmp_path: Path) -> None:
