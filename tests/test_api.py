@@ -1,6 +1,7 @@
 """The same from Python: ``posttrain.rl``, ``sft``, ``evaluate`` and ``generate``."""
 
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -248,11 +249,53 @@ def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
         posttrain.rl(prompts=[], reward=shortness, folder=tmp_path / "t", **RL)
 
 
+def test_a_traceback_shows_the_call_or_else_everything(tmp_path: Path) -> None:
+    """The call, and one line of ours, under a mistake; all lines under one of a user's function."""
+    mistakes: list[Any] = [
+        lambda: posttrain.rl(prompts=["a"], reward=shortness, steps="three"),
+        lambda: posttrain.rl(prompts=["a"], reward=shortness, algorithm="gpro"),
+        lambda: posttrain.rl(prompts="nowhere.jsonl", reward=shortness),
+        lambda: posttrain.sft(data="nowhere.jsonl", folder=tmp_path / "run"),
+        lambda: posttrain.evaluate("tiny", task="arithmetics"),
+    ]
+    for mistake in mistakes:
+        with pytest.raises((ValueError, FileNotFoundError)) as failed:
+            mistake()
+        assert [Path(each.path).name for each in failed.traceback][2:] == ["from_python.py"]
+        assert failed.value.__suppress_context__
+
+    def stumbling(*given: Any) -> Any:
+        raise ValueError("I stumble")
+        yield
+
+    with pytest.raises(ValueError, match="I stumble") as failed:
+        posttrain.rl(prompts=stumbling(), reward=shortness)
+    assert {"rl", "rows_task", "stumbling"} <= {each.name for each in failed.traceback}
+    options = {**RL, "folder": tmp_path / "run", "callbacks": [lambda done: next(stumbling())]}
+    with pytest.raises(RuntimeError, match="I stumble") as failed:
+        posttrain.rl(prompts=["a"], reward=shortness, **options)
+    assert failed.value.__cause__ is not None
+    frames = traceback.extract_tb(failed.value.__cause__.__traceback__)
+    assert frames[-1].name == "stumbling"
+
+
+def test_a_warning_about_rows_is_of_the_line_that_gave_them() -> None:
+    repeated = pytest.warns(UserWarning, match="1 row repeats")
+    with repeated as caught, pytest.raises(ValueError, match="no_such"):
+        posttrain.rl(prompts=["a", "a", "b"], reward=shortness, algorithm="no_such")
+    assert caught[0].filename == __file__
+
+
 def test_what_generate_cannot_do_is_said(folder: Path) -> None:
     with pytest.raises(ValueError, match="max_new_tokens: must be at least 1, got 0"):
         posttrain.generate(folder, "3+4=", max_new_tokens=0)
     with pytest.raises(ValueError, match="prompts: expected a text, the messages of a chat"):
         posttrain.generate(folder, None)
+    for number in (0, 100_000_000):
+        with pytest.raises(
+            ValueError, match=f"num_samples: must be from 1 to 10,000, got {number:,}"
+        ):
+            posttrain.generate(folder, "3+4=", num_samples=number, max_new_tokens=1)
 
 
 def test_some_reward_needs_a_weight(tmp_path: Path) -> None:

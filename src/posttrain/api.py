@@ -28,7 +28,7 @@ from posttrain.options.stage_options import (
 from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Split
-from posttrain.registry import did_you_mean
+from posttrain.registry import did_you_mean, options
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import open_player
@@ -45,6 +45,7 @@ from posttrain.stages.whole.from_python import (
     TrainingCall,
     make_recipe,
     split_sections,
+    without_our_frames,
 )
 from posttrain.types import Rollout
 
@@ -65,6 +66,7 @@ __all__ = [
 ]
 
 
+@without_our_frames
 def rl(
     *,
     model: Model = "tiny",
@@ -108,6 +110,7 @@ def rl(
     return call.run(stages, options, beside=asked, task=chosen, reward=reward, env=named)
 
 
+@without_our_frames
 def sft(
     *,
     model: Model = "tiny",
@@ -134,6 +137,7 @@ def sft(
     return call.run(["sft"], {"data": data_name(data), **options}, task=chosen, env=named)
 
 
+@without_our_frames
 def prefer(
     *,
     model: Model,
@@ -159,6 +163,7 @@ def prefer(
     return call.run(["prefer"], options, task=chosen, reward=reward)
 
 
+@without_our_frames
 def reward(
     *,
     model: Model,
@@ -181,6 +186,7 @@ def reward(
     return call.run(["reward"], preference_data(data, options))
 
 
+@without_our_frames
 def dpo(
     *,
     model: Model,
@@ -204,6 +210,7 @@ def dpo(
     return call.run(["dpo"], preference_data(data, options))
 
 
+@without_our_frames
 def evaluate(
     model: Model,
     *,
@@ -240,13 +247,14 @@ def evaluate(
         replaced = [part for part in given if not (part == "task" and named)]
         values = {part: table for part, table in values.items() if part not in replaced}
         for change in source.changes(given=given):
-            warnings.warn(change, stacklevel=2)
+            warnings.warn(change, stacklevel=3)
         handed = None if named else chosen
         played = spec if handed is not None else None
         recipe, supplied = make_recipe(values, handed, reward=reward, env=played)
         return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
+@without_our_frames
 def generate(
     model: Model,
     prompt: Asked | Sequence[Asked],
@@ -270,7 +278,7 @@ def generate(
     ``max_new_tokens``, 256 or what the context leaves.
     """
     for name in unknown:
-        meant = did_you_mean(name, generate.__kwdefaults__ or ())
+        meant = did_you_mean(name, options(generate))
         raise ValueError(f"generate: unknown option {name!r}; {meant}")
     with Policy(model, tokenizer=tokenizer, chat=chat, stop=stop) as policy:
         return policy.generate(
@@ -284,6 +292,7 @@ def generate(
         )
 
 
+@without_our_frames
 def play(
     model: Model,
     env: EnvLike | Path | None = None,

@@ -320,7 +320,20 @@ def test_an_empty_test_split_says_the_fix(command: Command, tmp_path: Path) -> N
     assert "task.test_path" in said.err
     none = command("eval", "tiny", "--task", "sort", "--task.num_test", 0)
     assert "raise task.num_test" in none.err
-    assert "name the task" in command("eval", "tiny").err
+    bare = command("eval", "tiny").err
+    assert "eval: name the task; tiny has none" in bare
+    assert "posttrain eval tiny --task QUESTIONS.jsonl" in bare
+    missing = command("eval", "tiny", "--task", "sums.jsnl").err
+    assert "sums.jsnl: there is no such file" in missing
+
+
+def test_a_file_of_questions_is_a_task_for_a_model(command: Command, tmp_path: Path) -> None:
+    """All of its rows are asked; its columns are chosen as in a recipe."""
+    shown = [{"prompt": row["prompt"], "completion": row["answer"]} for row in SUMS]
+    for rows, more in ((SUMS, ()), (shown, ("--task.columns", '{ answer = "completion" }'))):
+        file = write_rows(tmp_path / "sums.jsonl", rows)
+        done = command("eval", "tiny", "--task", file, "--eval.max_new_tokens", 2, *more)
+        assert f"file, {len(SUMS)} problems, greedy answers" in done.out, done.err
 
 
 def test_a_run_without_a_policy_says_so(finished: tuple[Run, str], tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ def test_an_argument_that_is_no_override_is_refused(arguments: list[str], proble
         (["--rl.stop", ""], '--rl.stop: must be a list of texts that are not empty, got ""'),
         (["--rl.top_k.x=1"], "--rl.top_k.x: rl.top_k is 3, not a table"),
         (
+            ["--rl.critic=shared", "--rl.critic.loss=squared"],
+            '--rl.critic.loss: rl.critic is "shared", not a table',
+        ),
+        (
             ["--rl.steps", "[" * 9999],
             f'--rl.steps: must be a whole number of at least 1, got "{"[" * 76}...',
         ),
@@ -157,6 +161,28 @@ def test_options_go_over_the_weight_of_an_annotators_reward() -> None:
     given = {"prefer": {"rewards": {"numeric": 2}}}
     values = to_dict(read(given, "--prefer.rewards.numeric.tolerance", "0.5"))
     assert values["prefer"]["rewards"] == {"numeric": {"weight": 2.0, "tolerance": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("given", "override", "found"),
+    [
+        ({"rl": {"kl": 0.1}}, "--rl.kl.target=3", {"coefficient": 0.1, "target": 3}),
+        ({"rl": {"kl": 0.1}}, "--rl.kl.coefficient=0.05", {"coefficient": 0.05}),
+        ({"rl": {"kl": "loss"}}, "--rl.kl.target=3", {"placement": "loss", "target": 3}),
+        ({"rl": {"kl": False}}, "--rl.kl.placement=loss", {"placement": "loss"}),
+        ({"adapter": 4}, "--adapter.rank=8", {"rank": 8}),
+        ({"adapter": True}, "--adapter.alpha=8", {"rank": 16, "alpha": 8}),
+        ({"rl": {"loss": "naive"}}, "--rl.loss.clip_low=1", {"name": "naive", "clip_low": 1}),
+    ],
+)
+def test_an_option_goes_over_the_short_form_of_its_table(
+    given: dict[str, Any], override: str, found: dict[str, Any]
+) -> None:
+    part = override.removeprefix("--").partition("=")[0].rpartition(".")[0]
+    table: Any = to_dict(read(given, override))
+    for name in part.split("."):
+        table = table[name]
+    assert {key: table[key] for key in found} == found
 
 
 def test_the_callers_dict_is_left_alone() -> None:

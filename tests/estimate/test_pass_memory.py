@@ -1,6 +1,7 @@
 """What passes keep in memory: counted without numbers, beside what autograd really saves."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,3 +172,20 @@ def test_attention_that_cannot_be_counted_is_named() -> None:
     config = shape_config(**SMALL, head_size=16, family="gemma2")
     with pytest.raises(ValueError, match="model: attention with soft-capped scores is not counted"):
         pass_memory(maker(config), 3, compute=BF16, device="cuda")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_with_few_layers_is_outlined_with_more(family: str, layers: int) -> None:
+    """More layers are traced than it has; their kinds go on in turn."""
+    config = shape_config(**{**SMALL, "layers": layers}, head_size=16, family=family)
+    model = outline(config, layers=3)
+    assert len(model.get_decoder().layers) == 3
+    assert model.config.layer_types == (config.layer_types * 3)[:3]
+
+
+def test_a_plan_of_two_layers_says_what_is_not_counted(tmp_path: Path) -> None:
+    shape_config(**{**SMALL, "layers": 2}, head_size=16, family="gemma2").save_pretrained(tmp_path)
+    config = find_config(str(tmp_path))
+    with pytest.raises(ValueError, match="model: attention with soft-capped scores is not counted"):
+        pass_memory(maker(config), 2, compute=BF16, device="cpu")

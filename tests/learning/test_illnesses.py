@@ -302,7 +302,7 @@ def test_a_stale_engine_is_not_trained_with_and_is_found_out_where_it_is(tmp_pat
         return small_run(given, supplied=supplied)[0]
 
     for mode in ("stop", "warn"):
-        with pytest.raises(CheckFailedError, match="weights to engine: no: with other weights"):
+        with pytest.raises(CheckFailedError, match="numerics: weights to engine: see"):
             run(mode)
         assert not (tmp_path / mode).exists()  # a start that failed leaves nothing
     done = run("off")

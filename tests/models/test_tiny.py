@@ -100,3 +100,28 @@ def test_plain_transformers_loads_it(tmp_path: Path) -> None:
     tokens = torch.tensor([loaded(text).input_ids])
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hidden_size": 0}, "hidden_size: must be at least 1, got 0"),
+        ({"hidden_size": -8}, "hidden_size: must be at least 1, got -8"),
+        ({"hidden_size": 130}, "hidden_size: 130 does not divide into 4 heads of an even size"),
+        ({"num_layers": 0}, "num_layers: must be at least 1, got 0"),
+        ({"num_heads": 0}, "num_heads: must be at least 1, got 0"),
+        ({"num_heads": -2}, "num_heads: must be at least 1, got -2"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_heads, 4"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads: must be at least 1, got -1"),
+        ({"intermediate_size": -4}, "intermediate_size: must be at least 1, got -4"),
+        ({"max_positions": -1}, "max_positions: must be at least 1, got -1"),
+    ],
+)
+def test_a_size_that_makes_no_model_is_named(options: dict[str, int], says: str) -> None:
+    with pytest.raises(ValueError, match=rf"^model\.options\.{says}"):
+        build_tiny(**options)
+
+
+def test_a_whole_number_is_a_deviation() -> None:
+    model, _ = build_tiny(hidden_size=8, num_layers=1, num_heads=1, initial_deviation=1)
+    assert model.config.initializer_range == 1.0

@@ -186,12 +186,21 @@ def test_repeated_rows_are_kept_once_with_a_count(tmp_path):
     assert [prompt.id for prompt in task.prompts("train")] == [f"train-{n}" for n in range(1, 6)]
 
 
+def test_a_whole_file_may_be_for_the_test_with_completions_as_answers(tmp_path: Path) -> None:
+    """The name of a rollout's own is free again once the column has another."""
+    file = tmp_path / "shown.jsonl"
+    file.write_text('{"prompt": "1+1=", "completion": "2"}\n{"prompt": "1+2=", "completion": "3"}')
+    task = file_task(path=file, test_share=1.0, columns={"answer": "completion"})
+    assert task.prompts("train") == ()
+    assert [prompt.columns for prompt in task.prompts("test")] == [{"answer": "2"}, {"answer": "3"}]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"test_share": 0.5, "test_path": "x"}, "not both"),
-        ({"test_share": 1.0}, "from 0 to below 1"),
-        ({"test_share": -0.1}, "from 0 to below 1"),
+        ({"test_share": 1.1}, "from 0 to 1"),
+        ({"test_share": -0.1}, "from 0 to 1"),
         ({"test_share": 1e-9}, "leaves 40 rows of .* for training and 0 for the test"),
         ({"test_share": 1 - 1e-9}, "leaves 0 rows"),
     ],

@@ -145,8 +145,11 @@ class Report:
         lines = [n for n in self.of("fail") if mode == "stop" or n.name in ALWAYS_STOP]
         if not lines:
             return self
-        failed = "".join(f"\n  {n.area}: {n.name}: {n.text}; {n.fix}" for n in lines)
+        failed = "; ".join(f"{line.area}: {line.name}" for line in lines)
         how = 'run anyway with rl.check = "off"'
         if not all(line.name in ALWAYS_STOP for line in lines):
             how = 'continue anyway with --check warn (Python: check="warn")'
-        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nFix it, or {how}")
+        raise CheckFailedError(
+            f"check: this run cannot work as it is ({failed}: see {MARKS['fail'][0]} above)\n"
+            f"Fix it, or {how}"
+        )

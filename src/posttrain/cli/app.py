@@ -200,7 +200,8 @@ def evaluate(
     model: Annotated[str, typer.Argument(help=SOURCE)],
     *,
     task: Annotated[
-        str | None, typer.Option(help="The task (arithmetic, file …), if not a run's or recipe's.")
+        str | None,
+        typer.Option(help="A task or a file of questions, if not a run's or recipe's own."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line per problem.")] = None,
     show: Annotated[int, typer.Option(min=0, help="Print this many of the answers.")] = 0,
@@ -208,7 +209,8 @@ def evaluate(
 ) -> None:
     """Accuracy on held-out problems: posttrain eval RUN, or eval MODEL --task NAME.
 
-    A run, or a recipe, is evaluated as it says itself; --eval.problems 50 and the like override.
+    --task FILE.jsonl asks all of its questions. A run, or a recipe, is evaluated as it says itself;
+    --eval.problems 50 and the like override.
     """
     from posttrain.cli.eval_arguments import stopping
     from posttrain.cli.recipes import evaluate_model

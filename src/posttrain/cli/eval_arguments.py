@@ -33,13 +33,14 @@ def evaluation_recipe(
     source = find_source(given)
     changes = parse_overrides(overrides)
     parts = {path[0] for path in changes} & {"task", "rewards"}
-    named = {"name": task} if task is not None else None
+    named = _task(task) if task is not None else None
     values = source.evaluation(task=named, given=parts)
     recipe = source.recipe(values, [*overrides, *STAGES])
     if recipe.task is None:
+        begun = command_line("posttrain", "eval", given, "--task")
         raise ValueError(
-            "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
-            "recipe, which know theirs"
+            f"eval: name the task; {given} has none. Questions with answers that it has not "
+            f"learned from: {begun} QUESTIONS.jsonl; a task by its name: {begun} arithmetic"
         )
     if out is not None:
         for path in recipe.task.values():
@@ -58,12 +59,19 @@ def evaluation_recipe(
     return recipe
 
 
+def _task(typed: str) -> dict[str, Any]:
+    """A task by its name, or a file of questions, all of which are asked."""
+    if Path(typed).suffix and ":" not in typed:
+        return {"name": "file", "path": typed, "test_share": 1.0}
+    return {"name": typed}
+
+
 def check_typed(given: str, *, task: str | None, overrides: Sequence[str]) -> None:
     """Refuse unknown tasks and keys, settings that would change nothing, and a missing model."""
     changes = parse_overrides(overrides)
     if task is not None:
         own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
-        complete_task({**own, "name": task}, rewards=None)
+        complete_task({**_task(task), **own}, rewards=None)
     recipe_from_dict({"task": {"name": task or ""}, "eval": {}}, overrides=list(overrides))
     idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] not in _OF_RL]
     if idle:

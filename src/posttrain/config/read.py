@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import os
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from posttrain.config.describe import ConfigError, elsewhere, explain, find_field, value_type
 from posttrain.config.paths import beside_recipe
@@ -259,13 +260,22 @@ def put_key(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> Non
     table = values
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})
-        if isinstance(inner, str):  # a bare name is short for a table with that name
-            inner = table[part] = {"placement" if part == "kl" else "name": inner}
-        elif path[depth - 2 : depth - 1] == ("rewards",) and not isinstance(inner, dict):
-            inner = table[part] = {"weight": inner}
-        elif not isinstance(inner, dict):
-            name = ".".join(path[:depth])
-            problem = f"{name} is {value_text(inner)}, not a table"
-            raise ConfigError([f"--{'.'.join(path)}: {problem}"])
+        if not isinstance(inner, dict):
+            inner = table[part] = _written_out(inner, path[:depth], option=path)
         table = inner
     table[path[-1]] = value
+
+
+def _written_out(short: Any, path: tuple[str, ...], *, option: tuple[str, ...]) -> dict[str, Any]:
+    """The table that a short form stands for: a name, a weight, a rank, a coefficient."""
+    if path[-2:-1] == ("rewards",):
+        return {"weight": short}
+    name, field = find_field(path)
+    for item in field.metadata if field is not None and name == ".".join(path) else ():
+        if isinstance(item, BeforeValidator):
+            with contextlib.suppress(ValueError):
+                short = item.func(short)  # type: ignore[call-arg]
+    if isinstance(short, dict):
+        return short
+    problem = f"{'.'.join(path)} is {value_text(short)}, not a table"
+    raise ConfigError([f"--{'.'.join(option)}: {problem}"])

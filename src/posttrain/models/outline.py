@@ -126,7 +126,7 @@ def outline(config: Any, *, dtype: str = "float32", layers: int | None = None) -
     if layers is not None:
         part.num_hidden_layers = layers
         if getattr(part, "layer_types", None):
-            part.layer_types = part.layer_types[:layers]
+            part.layer_types = (part.layer_types * layers)[:layers]
     switch_off_dropout(config)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     cast(model, find_dtype(dtype))

@@ -75,10 +75,21 @@ def build_tiny(
     weights' ``initial_deviation`` is Llama's, made for wide layers. It has
     a chat template only with ``chat``: it starts from nothing, and plain text is shorter.
     """
+    heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    wide = 4 * hidden_size if intermediate_size is None else intermediate_size
+    sizes = {"hidden_size": hidden_size, "intermediate_size": wide, "num_layers": num_layers}
+    sizes |= {"num_heads": num_heads, "num_key_value_heads": heads, "max_positions": max_positions}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"model.options.{name}: must be at least 1, got {size}")
+    if num_heads % heads:
+        raise ValueError(
+            f"model.options.num_key_value_heads: {heads} does not divide num_heads, {num_heads}"
+        )
     if hidden_size % (2 * num_heads):
         raise ValueError(
-            f"hidden_size: {hidden_size} does not divide into {num_heads} heads of an even size; "
-            f"choose a multiple of {2 * num_heads}"
+            f"model.options.hidden_size: {hidden_size} does not divide into {num_heads} heads of "
+            f"an even size; choose a multiple of {2 * num_heads}"
         )
     tokenizer = build_tokenizer(max_positions=max_positions)
     if not chat:
@@ -86,13 +97,13 @@ def build_tiny(
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        intermediate_size=intermediate_size or 4 * hidden_size,
+        intermediate_size=wide,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=num_key_value_heads or num_heads,
+        num_key_value_heads=heads,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tie_embeddings,
-        initializer_range=initial_deviation,
+        initializer_range=float(initial_deviation),
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

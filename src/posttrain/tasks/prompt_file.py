@@ -41,7 +41,7 @@ def file_task(
 
     Every other column goes to the rewards by its name. The test split is the file ``test_path``,
     or the share ``test_share`` of ``path``, chosen by a hash of the prompt: a row stays on its
-    side when others are added. Without either there is no test split.
+    side when others are added; 1: all of it. Without either there is no test split.
 
     A row that repeats an earlier one is dropped, with a warning that counts them. The same prompt
     with other columns is another episode of an environment, and held out by these too; without one
@@ -51,8 +51,8 @@ def file_task(
     """
     if test_path is not None and test_share:
         raise ValueError("task 'file': give test_path or test_share, not both")
-    if not 0 <= test_share < 1:
-        raise ValueError(f"task 'file': test_share must be from 0 to below 1, got {test_share}")
+    if not 0 <= test_share <= 1:
+        raise ValueError(f"task 'file': test_share must be from 0 to 1, got {test_share}")
     rows, alike = read_prompts(path, columns=columns)
     if test_path is not None:
         train, (test, also) = rows, read_prompts(test_path, columns=columns)
@@ -62,7 +62,7 @@ def file_task(
         held = {n for n, p in rows.items() if _is_test(p, test_share, alone=times[identity(p)] < 2)}
         train = {line: p for line, p in rows.items() if line not in held}
         test = {line: p for line, p in rows.items() if line in held}
-    if not train or (test_share and not test):
+    if (not train and test_share < 1) or (test_share and not test):
         raise ValueError(
             f"task 'file': test_share={test_share} leaves {len(train)} rows of {path} for "
             f"training and {len(test)} for the test; choose another share, or give test_path"
@@ -128,6 +128,8 @@ def read_prompts(
     seen: set[str] = set()
     num_repeated, alike = 0, ""
     for number, where, row in read_as("prompts", source, columns=columns, name=name):
+        for theirs in {*(columns or {}).values()} & FROM_ROLLOUT.keys() - {"prompt"}:
+            row.pop(theirs)  # known to the rewards by the name that it was given
         prompt = _prompt(row, where=where)
         earlier = first.setdefault(identity(prompt), number)
         if episode(prompt) in seen:
@@ -144,7 +146,7 @@ def read_prompts(
         repeat, are = ("row repeats", "is") if num_repeated == 1 else ("rows repeat", "are")
         named = source if isinstance(source, str | Path) else name
         warnings.warn(
-            f"{named}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=4
+            f"{named}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=5
         )
     # Answers for all rows or for none: half of them would be a surprise in the middle of a run.
     missing = [number for number, prompt in prompts.items() if "answer" not in prompt.columns]

@@ -232,12 +232,11 @@ class VllmEngine:
         half = {server.dtype for server in self._fleet.servers} & {"bfloat16", "float16"}
         if not half:
             return 0.0
-        device, temperature = self._policy.model.device, self._probed.temperature
 
         @torch.no_grad()
         def plainly(batch: Batch, *, dtype: str) -> Tensor:
-            model = load_policy(str(folder), dtype=dtype, device=str(device)).model
-            found = score_whole(model, batch.to(device), temperature=temperature)
+            model = load_policy(str(folder), dtype=dtype).model  # the GPU may be full
+            found = score_whole(model, batch, temperature=self._probed.temperature)
             return found.need("logprobs")
 
         exact, rounded = (

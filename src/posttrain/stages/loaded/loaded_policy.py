@@ -40,6 +40,7 @@ Asked = str | Chat | Prompt
 """A prompt: text, the messages of a chat, or a ``Prompt``."""
 ToScore = str | Chat | Rollout | tuple[Asked, str]
 """A text, a chat whose assistant's turns are meant, a rollout, or a prompt and its completion."""
+MAX_SAMPLES = 10_000  # of a prompt in a call, which keeps them all in memory
 
 
 class LoadedPolicy:
@@ -127,6 +128,11 @@ class LoadedPolicy:
         samples of it. Where the run has an environment, it replies, and an
         answer has the score that it gave: there the place in the list counts too.
         """
+        if not 1 <= num_samples <= MAX_SAMPLES:
+            raise ValueError(
+                f"num_samples: must be from 1 to {MAX_SAMPLES:,}, got {num_samples:,}; for more, "
+                "call again with another seed"
+            )
         drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         asked = [self.prompt(each, number=n) for n, each in enumerate(_listed(prompts))]
         limits = [self._sampling(prompt, max_new_tokens, stop=stop, **drawing) for prompt in asked]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from posttrain.build.model_source import trained_model
 from posttrain.build.rows import Rows, data_name
@@ -52,6 +54,9 @@ SECTIONS = {"run_options": "run", "model_options": "model"} | {
     name: name for name in ("adapter", "cluster", "grading", "environment", "teacher", "sweep")
 }
 OF_PARAMETERS = ("folder", "seed", "stages")
+_PACKAGE = Path(__file__).parents[2]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 STAGE_OPTIONS: dict[str, Any] = {
@@ -61,6 +66,28 @@ STAGE_OPTIONS: dict[str, Any] = {
     "dpo": DpoOptions,
     "rl": RlOptions,
 }
+
+
+def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Cut our frames from the traceback of a mistake whose message says what to do.
+
+    All of them, or none: a traceback with a frame of a user's function, or of a library, is whole.
+    """
+
+    @functools.wraps(function)
+    def called(*given: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            return function(*given, **options)
+        except (ValueError, RuntimeError, OSError) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            within = [f for f in frames if not f.filename.endswith("contextlib.py")]
+            if getattr(error, "errno", None) or not all(
+                Path(frame.filename).is_relative_to(_PACKAGE) for frame in within
+            ):
+                raise
+            raise error.with_traceback(None) from error.__cause__
+
+    return called
 
 
 @dataclass(frozen=True)
