@@ -83,9 +83,8 @@ def build_tiny(
         if size < 1:
             raise ValueError(f"model.options.{name}: must be at least 1, got {size}")
     if num_heads % heads:
-        raise ValueError(
-            f"model.options.num_key_value_heads: {heads} does not divide num_heads, {num_heads}"
-        )
+        given = f"{heads} does not divide num_heads, {num_heads}"
+        raise ValueError(f"model.options.num_key_value_heads: {given}")
     if hidden_size % (2 * num_heads):
         raise ValueError(
             f"model.options.hidden_size: {hidden_size} does not divide into {num_heads} heads of "

@@ -79,11 +79,9 @@ def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return function(*given, **options)
         except (ValueError, RuntimeError, OSError) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            within = [f for f in frames if not f.filename.endswith("contextlib.py")]
-            if getattr(error, "errno", None) or not all(
-                Path(frame.filename).is_relative_to(_PACKAGE) for frame in within
-            ):
+            files = {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
+            ours = all(_PACKAGE in file.parents or "contextlib" in file.stem for file in files)
+            if not ours or getattr(error, "errno", None):
                 raise
             raise error.with_traceback(None) from error.__cause__
 
