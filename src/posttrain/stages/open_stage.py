@@ -73,20 +73,25 @@ def tracked(
     on, and by later stages; one that cannot be made, where an earlier stage had it. ``used`` says
     of each by its name whether it still is. What every run has may not fail.
     """
-    trackers = [*(made for spec in specs if (made := _made(spec, stage, used=used))), *beside]
-    for seen in trackers:
-        if isinstance(seen, Telling):
-            keeper.warn, keeper.info = seen.note, seen.say
-    tracker: Tracker = Several(trackers)
+    trackers: list[Tracker] = []
+    tracker: Tracker = Several(beside)
     begins_at = keeper.begins_at
-    called = Callbacks(
-        callbacks,
-        stage=stage.name,
-        total_steps=stage.total_steps,
-        history=keeper.folder.records() if callbacks else (),
-        stopped=None if begins_at is None else begins_at.state.get("stopped"),
-    )
     try:
+        for spec in specs:
+            if made := _made(spec, stage, used=used):
+                trackers.append(made)
+                tracker = Several([*trackers, *beside])  # closed if the next one cannot be made
+        trackers += beside
+        for seen in trackers:
+            if isinstance(seen, Telling):
+                keeper.warn, keeper.info = seen.note, seen.say
+        called = Callbacks(
+            callbacks,
+            stage=stage.name,
+            total_steps=stage.total_steps,
+            history=keeper.folder.records() if callbacks else (),
+            stopped=None if begins_at is None else begins_at.state.get("stopped"),
+        )
         if background is not None:
             tracker = diagnosed(trackers, keeper.folder, background=background)
         with keeping(keeper.folder.path):
