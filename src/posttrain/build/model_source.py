@@ -318,7 +318,9 @@ def note_places(folder: RunFolder, recipe: Recipe) -> None:
     """Write down the current folder, and those of the recipe's own modules."""
     beside = [str(Path(recipe.source).resolve().parent)] if recipe.source else []
     found = [*beside, *module_folders(own_modules(to_dict(recipe)))] or _known(folder)[1]
-    write_json(folder.path / PLACES, {"folder": str(Path.cwd()), "modules": found})
+    write_json(
+        folder.path / PLACES, {"folder": str(Path.cwd()), "modules": list(dict.fromkeys(found))}
+    )
 
 
 def go_back(folder: RunFolder) -> str:

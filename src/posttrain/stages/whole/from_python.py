@@ -27,6 +27,7 @@ from posttrain.options.stage_options import (
 from posttrain.pipelines.callbacks import Callback
 from posttrain.protocols import Env, Reward, Task
 from posttrain.registry import nearest
+from posttrain.rewards import REWARDS
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
@@ -242,7 +243,9 @@ def _with_rewards(given: dict[str, Any], table: Mapping[str, Any]) -> dict[str, 
 
 def _named(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """The rewards as a recipe names them, functions of modules too, if it can name each of them."""
-    named = {key if isinstance(key, str) else module_name(key): table[key] for key in table}
+    ours = {function: name for name, function in REWARDS.items()}
+    names = [key if isinstance(key, str) else ours.get(key) or module_name(key) for key in table]
+    named = dict(zip(names, table.values(), strict=True))
     plain = "" not in named and len(named) == len(table)
     with contextlib.suppress(TypeError, ValueError):
         return named if plain and json.loads(json.dumps(named)) == named else table
