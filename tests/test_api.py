@@ -42,12 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rl_on_strings_with_a_function(tmp_path: Path) -> None:
-    """Plain prompts and a Python function are all it takes; the reward has the function's name."""
+    """Plain prompts and a Python function are all it takes; the reward is named as in a recipe."""
     run = posttrain.rl(prompts=["1+1=", "2+2="], reward=shortness, folder=tmp_path / "r", **RL)
     rows = run.samples(1, limit=100)
     assert {row["prompt"] for row in rows} == {"1+1=", "2+2="}
     assert all(row["reward"] == pytest.approx(shortness(row["completion"])) for row in rows)
-    assert all(set(row["parts"]) == {"shortness"} for row in rows)
+    assert all(set(row["parts"]) == {f"{__name__}:shortness"} for row in rows)
     assert run.summary["stages"] == ["rl"]
     assert AutoModelForCausalLM.from_pretrained(run.model).config.hidden_size == 32
 
@@ -111,8 +111,9 @@ def test_rl_on_rows_evaluates_on_test_rows(tmp_path: Path) -> None:
     assert run.summary["stages"] == ["rl", "eval"]
     assert run.summary["accuracy_before"] in (0.0, 0.5, 1.0)
     row = run.samples(1, limit=1)[0]
-    assert set(row["parts"]) == {"first_digit", "exact"}
-    assert row["reward"] == row["parts"]["first_digit"] + 0.5 * row["parts"]["exact"]
+    named = f"{__name__}:first_digit"
+    assert set(row["parts"]) == {named, "exact"}
+    assert row["reward"] == row["parts"][named] + 0.5 * row["parts"]["exact"]
 
 
 def test_rl_on_a_file_is_rl_on_its_rows(tmp_path: Path) -> None:
@@ -300,7 +301,9 @@ def test_what_generate_cannot_do_is_said(folder: Path) -> None:
 
 def test_some_reward_needs_a_weight(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="reward: every weight is 0, so nothing can be learned"):
-        posttrain.rl(prompts=["1+1="], reward={len: 0.0}, folder=tmp_path / "run", **RL)
+        posttrain.rl(
+            prompts=["1+1="], reward={lambda completion: 1.0: 0.0}, folder=tmp_path / "run", **RL
+        )
 
 
 @pytest.mark.parametrize("job", [posttrain.rl, posttrain.sft, posttrain.prefer, posttrain.reward])

@@ -127,7 +127,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="resumed or overwritten, not both"):
         posttrain.rl(reward=longness, folder=folder, overwrite=True, resume=True, **ROWS, **SHORT)
     run = posttrain.rl(reward=longness, folder=folder, overwrite=True, **ROWS, **SHORT)
-    assert set(run.samples(1)[0]["parts"]) == {"longness"}
+    assert set(run.samples(1)[0]["parts"]) == {f"{__name__}:longness"}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds files that no run wrote \(notes.txt\)"):
@@ -253,13 +253,13 @@ def test_a_reward_model_beside_a_function(tmp_path: Path) -> None:
     table = {"model": {"weight": 1.0, "path": str(judge.model)}, shortness: 0.0}
     run = posttrain.rl(reward=table, folder=tmp_path / "rl", **ROWS, **SHORT)
     row = run.samples(1)[0]
-    assert set(row["parts"]) == {"model", "shortness"}
+    assert set(row["parts"]) == {"model", f"{__name__}:shortness"}
     assert row["reward"] == pytest.approx(row["parts"]["model"])
     assert run.folder.config["rewards"]["model"]["path"] == str(judge.model)
     watched = {"model": {"weight": 0.0, "path": str(judge.model)}, shortness: 1.0}
     run = posttrain.rl(reward=watched, folder=tmp_path / "watched", **ROWS, **SHORT)
     row = run.samples(1)[0]
-    assert row["reward"] == pytest.approx(row["parts"]["shortness"])
+    assert row["reward"] == pytest.approx(row["parts"][f"{__name__}:shortness"])
     with pytest.raises(ValueError, match="every weight is 0"):
         posttrain.rl(reward={"model": 0.0, shortness: 0.0}, folder=tmp_path / "n", **ROWS, **SHORT)
 

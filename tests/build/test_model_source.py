@@ -238,11 +238,11 @@ def test_a_run_of_python_objects_says_what_it_needs(tmp_path: Path, command: Com
 
     options = {**RL, "steps": 1}
     done = posttrain.rl(prompts=["1+1=", "2+2="], reward=short, folder=tmp_path / "own", **options)
-    with pytest.raises(ValueError, match=r"its task and its rewards are objects.* give them again"):
+    with pytest.raises(ValueError, match=r"\(task, rewards\) that no .*, prompts=…, reward=…\)"):
         posttrain.evaluate(done.folder.path)
     said = command("eval", done.folder.path, "--task", "sort")
-    assert "its rewards are objects" in said.err
-    with pytest.raises(ValueError, match="its task is an object, which a folder cannot hold"):
+    assert "(rewards) that no folder holds" in said.err
+    with pytest.raises(ValueError, match=r"\(task\) that no folder holds; .*', prompts=…\), or by"):
         posttrain.evaluate(done.folder.path, reward="numeric")
     found = posttrain.evaluate(done.folder.path, prompts=["5+5="], reward=short)
     assert len(found.greedy[0].tokens) <= 4

@@ -19,6 +19,7 @@ from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
 from posttrain.data.conventions import Form, read_as
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.tasks import make_task
 from posttrain.types import Prompt
 
 SUM = {"prompt": "1+1=", "answer": "2"}
@@ -79,9 +80,15 @@ def shortness(completion: str) -> float:
     return 1 - len(completion) / 10
 
 
+def read(prompts: Any) -> None:
+    made = rows_task(None, prompts=prompts, test_prompts=())
+    if isinstance(made, dict):
+        make_task(made)
+
+
 def fault(prompts: Any) -> str:
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the callers compare the message
-        rows_task(None, prompts=prompts, test_prompts=())
+        read(prompts)
     return str(raised.value)
 
 

@@ -437,8 +437,8 @@ def test_an_evaluation_prints_in_a_few_words() -> None:
         max_new_tokens=4,
     )
     assert len(repr(found)) < 300
-    assert repr(found).startswith("Evaluation of 7 problems: accuracy (numeric_answer) 0.0% [0.0%")
-    assert "mean reward 0.000, numeric_answer 0.000, shortness (monitored) " in repr(found)
+    assert repr(found).startswith("Evaluation of 7 problems: accuracy (numeric) 0.0% [0.0%")
+    assert f"mean reward 0.000, numeric 0.000, {__name__}:shortness (monitored) " in repr(found)
 
 
 def test_checkpoints_are_kept_by_reward_where_there_is_no_accuracy(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from posttrain.stages.run import run
 
 TRAIN = [{"prompt": f"{n}+1=", "key": "answer"} for n in range(4)]
 TEST = [{"prompt": f"{n}+2=", "key": "[red]result"} for n in range(2)]
-FIRST = "reward 'lookup' raised KeyError: '[red]result' (test_held_out.py:"
+FIRST = f"reward '{__name__}:lookup' raised KeyError: '[red]result' (test_held_out.py:"
 
 
 def lookup(completion: str, key: str) -> float:
@@ -59,7 +59,7 @@ def test_a_run_ends_before_its_first_step(tmp_path: Path, options: dict[str, Any
     """By the evaluation before the stage, and by the first point of the curve."""
     message = (
         r"2 of 2 scores of held-out problems are broken, more than max_invalid = 0\.1\. "
-        r"The first, on prompt 'test-0': reward 'lookup' raised KeyError"
+        rf"The first, on prompt 'test-0': reward '{__name__}:lookup' raised KeyError"
     )
     with pytest.raises(RuntimeError, match=message):
         run_rl(tmp_path / "r", **options)

@@ -179,4 +179,4 @@ def test_a_run_that_was_killed_before_its_first_step_is_resumed_with_its_recipe(
     assert run.finished
     assert run.recipe == RECIPE
     assert (run.path / "places.json").read_text() == places
-    assert json.loads(places)["recipe"] == str(tmp_path / "beside")
+    assert json.loads(places)["modules"] == [str(tmp_path / "beside")]

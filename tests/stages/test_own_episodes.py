@@ -250,7 +250,7 @@ def test_rewards_beside_an_environment_may_only_be_watched(tmp_path: Path) -> No
     for row in read_rollouts(run.folder.stage("rl").rollouts):
         parts = dict(row["parts"])
         assert row["reward"] == parts["env"]
-        assert parts["rewarding"] == len(row["completion"]) / 100
+        assert parts[f"{__name__}:rewarding"] == len(row["completion"]) / 100
     with pytest.raises(ValueError, match="every weight is 0"):
         posttrain.rl(prompts=ROWS[:1], reward={rewarding: 0.0}, folder=tmp_path / "plain", **RL)
 

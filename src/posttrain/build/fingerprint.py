@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import accumulate, chain, product
@@ -271,6 +271,14 @@ def _module(value: Any) -> str:
 def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     return _is_users_file(file) if file else module not in sys.builtin_module_names
+
+
+def module_folders(names: Sequence[str]) -> list[str]:
+    """The folders that the user's modules among these were imported from."""
+    files = {name: Path(getattr(sys.modules.get(name), "__file__", None) or "") for name in names}
+    depths = {name: name.count(".") + (file.stem == "__init__") for name, file in files.items()}
+    own = (name for name, file in files.items() if file.name and _is_users_file(str(file)))
+    return list(dict.fromkeys(str(files[name].absolute().parents[depths[name]]) for name in own))
 
 
 @functools.cache

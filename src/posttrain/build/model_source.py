@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.fingerprint import fingerprints
+from posttrain.build.fingerprint import fingerprints, module_folders
 from posttrain.build.several.sweep import FOLDER
-from posttrain.config import Recipe, Resolved, recipe_from_dict
-from posttrain.config.paths import import_from, model_paths, relative_paths
+from posttrain.config import Recipe, Resolved, recipe_from_dict, to_dict
+from posttrain.config.paths import import_from, model_paths, own_modules, relative_paths
 from posttrain.config.read import read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE, of_any_model
 from posttrain.models import save
@@ -25,10 +25,11 @@ from posttrain.runs import RunFolder, write_json
 from posttrain.runs.drift import compared_otherwise
 from posttrain.runs.files import read_record
 from posttrain.runs.finished import check_model, run_of
-from posttrain.runs.resume import BESIDE_RECIPE
+from posttrain.runs.resume import BESIDE_RECIPE, in_memory
 from posttrain.track.progress import phase, showing
 
 _OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "environment", "rl", "eval")
+KEPT = "Prompts of a file and functions of a module need no such call: they are kept by name"
 _OF_RL = ("engine", "max_new_tokens", "stop")  # what an evaluation takes from [rl]
 
 
@@ -69,11 +70,14 @@ class Source:
         lost = [part for part in ("task", "rewards") if part in self.supplied]
         missing = [part for part in lost if part not in given and not (part == "task" and task)]
         if missing:
-            are = "is an object" if missing == ["task"] else "are objects"
+            ways = {
+                "task": ("prompts=…", "--task NAME"),
+                "rewards": ("reward=…", "--rewards.NAME 1"),
+            }
+            again, named = (" ".join(ways[part][place] for part in missing) for place in (0, 1))
             raise ValueError(
-                f"{self.run}: was started from Python, and its {' and its '.join(missing)} {are}, "
-                "which a folder cannot hold; give them again: posttrain.evaluate(RUN, "
-                "prompts=…, reward=…), or by name, --task NAME and --rewards.NAME 1"
+                f"{self.run}: {_lost(missing)}; evaluate it from Python, posttrain.evaluate"
+                f"({str(self.run)!r}, {again.replace(' ', ', ')}), or by others: {named}. {KEPT}"
             )
         values = dict(self.values)
         known = values.get("task")
@@ -195,15 +199,19 @@ def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run folder, with every default it was resolved to."""
     folder = RunFolder(path)
     config = config_of(folder)
-    if "supplied" in config:
-        objects = ", ".join(config["supplied"])
+    if lost := in_memory(config):
         raise ValueError(
-            f"{folder.path}: was started from Python with objects of its own ({objects}), which a "
-            "folder cannot hold; call the same function again with resume=True"
+            f"{folder.path}: {_lost(lost)}; to go on, make the same call again from Python, with "
+            f"resume=True. {KEPT}"
         )
     given = {name: table for name, table in config.items() if name not in BESIDE_RECIPE}
     given["run"] = {**given["run"], "folder": str(folder.path)}
     return recipe_from_dict(given, overrides=overrides)
+
+
+def _lost(parts: Sequence[str]) -> str:
+    named = ", ".join(parts)
+    return f"was started from Python with rows, functions or objects ({named}) that no folder holds"
 
 
 def config_of(folder: RunFolder) -> dict[str, Any]:
@@ -307,9 +315,12 @@ PLACES = "places.json"
 
 
 def note_places(folder: RunFolder, recipe: Recipe) -> None:
-    """Write down the current folder, and the recipe's; a run that goes on knows its recipe's."""
-    beside = str(Path(recipe.source).resolve().parent) if recipe.source else _known(folder)[1]
-    write_json(folder.path / PLACES, {"folder": str(Path.cwd()), "recipe": beside})
+    """Write down the current folder, and those of the recipe's own modules."""
+    beside = [str(Path(recipe.source).resolve().parent)] if recipe.source else []
+    found = [*beside, *module_folders(own_modules(to_dict(recipe)))] or _known(folder)[1]
+    write_json(
+        folder.path / PLACES, {"folder": str(Path.cwd()), "modules": list(dict.fromkeys(found))}
+    )
 
 
 def go_back(folder: RunFolder) -> str:
@@ -320,26 +331,26 @@ def go_back(folder: RunFolder) -> str:
     here = Path.cwd()
     started, beside = _known(folder)
     if not started or Path(started).resolve() == here.resolve():
-        import_from(*(Path(place) for place in (beside,) if place))
+        import_from(*map(Path, beside))
         return ""
     if not Path(started).is_dir():
         return f"was started in {started}, which is not here: its files are looked for in {here}"
     os.chdir(started)
-    import_from(*(Path(place) for place in (started, beside) if place), before=here)
+    import_from(Path(started), *map(Path, beside), before=here)
     return f"goes on in {started}, where it was started"
 
 
 def as_recorded(values: dict[str, Any], folder: RunFolder) -> None:
     """Let relative paths of a run's config mean what they meant to the run, seen from anywhere."""
     started, beside = _known(folder)
-    import_from(*(Path(place) for place in (started, beside) if place), before=Path.cwd())
+    import_from(*(Path(place) for place in (started, *beside) if place), before=Path.cwd())
     for table, key, _ in relative_paths(values):
         if started and (Path(started) / table[key]).exists():
             table[key] = str(Path(started) / table[key])
 
 
-def _known(folder: RunFolder) -> tuple[str, str]:
-    """Where a run was started and where its recipe stood; empty where it does not say."""
+def _known(folder: RunFolder) -> tuple[str, list[str]]:
+    """Where a run was started and where its modules stood; empty where it does not say."""
     path = folder.path / PLACES
     known = read_record(path) if path.exists() else {}
-    return str(known.get("folder", "")), str(known.get("recipe", ""))
+    return str(known.get("folder", "")), [str(place) for place in known.get("modules", ())]

@@ -65,10 +65,18 @@ def env_spec(env: str | Mapping[str, Any] | Env | Callable[..., Any] | None) -> 
             f"env: expected an environment, its name, or its class or function, got {env!r}"
         )
     name = getattr(env, "__name__", type(env).__name__)
-    module = getattr(env, "__module__", "__main__")
-    if module != "__main__" and getattr(sys.modules.get(module), name, None) is env:
-        return f"{module}:{name}"
-    return hand_over_env(env, name=f"{name} {function_digest(env)}")
+    return module_name(env) or hand_over_env(env, name=f"{name} {function_digest(env)}")
+
+
+def module_name(given: Any) -> str:
+    """What a recipe calls a class or a function of a module; "" for what only this process has.
+
+    >>> module_name(module_name), module_name(lambda completion: 1.0)
+    ('posttrain.build.rows:module_name', '')
+    """
+    module, name = getattr(given, "__module__", ""), getattr(given, "__name__", "")
+    found = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
+    return f"{module}:{name}" if found is given else ""
 
 
 def rows_task(
@@ -78,20 +86,24 @@ def rows_task(
     test_prompts: str | Path | Rows,
     env: Any = None,
 ) -> Task | Mapping[str, Any] | None:
-    """The task that was given, or one made of prompts; a task by name comes back as a table.
+    """The task that was given, or one made of prompts; what a recipe can name comes as a table.
 
-    ``env`` is the spec of an environment that plays them: it stands in the table.
+    So do prompts of a file, of a folder or of the hub, if the test prompts are too. ``env`` is the
+    spec of an environment that plays them: it stands in the table.
     """
     # Those of ``posttrain.evaluate`` are a test, and it calls them prompts.
     test_name = "prompts" if prompts is None else "test_prompts"
     train_rows, test_rows = _kept(prompts, name="prompts"), _kept(test_prompts, name=test_name)
+    if task is not None and (prompts is not None or test_rows):
+        known = isinstance(task, Mapping) and "env" in task
+        raise ValueError(
+            "task: it brings its own prompts; give a task or prompts, not both"
+            + "; the environment of prompts is env=…" * known
+        )
+    if isinstance(train_rows, str | Path) and (not test_rows or isinstance(test_rows, str | Path)):
+        named = {"path": train_rows, "test_path": test_rows}
+        task = {"name": "file", **{key: str(path) for key, path in named.items() if path}}
     if task is not None:
-        if prompts is not None or test_rows:
-            known = isinstance(task, Mapping) and "env" in task
-            raise ValueError(
-                "task: it brings its own prompts; give a task or prompts, not both"
-                + "; the environment of prompts is env=…" * known
-            )
         table: Any = {"name": task} if isinstance(task, str) else task
         if env is None or not isinstance(table, Mapping):
             return table

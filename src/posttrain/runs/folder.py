@@ -5,7 +5,7 @@
     RUN/
       run.json        marks a run folder, and the version of this layout
       recipe.toml     as written          config.json   as resolved
-      places.json     the folder it was started in, and the recipe's
+      places.json     the folder it was started in, and those of its own modules
       threads.json    how many CPU threads it computes with    start-…/  a model that was an object
       summary.json    written last: a run that has one is finished
       samples.json    answers before and after        curves.png

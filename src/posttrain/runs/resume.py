@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from posttrain.data import row_objects
 from posttrain.disk import MovedError, NotWrittenError
-from posttrain.registry import did_you_mean
+from posttrain.envs import shapes
+from posttrain.registry import did_you_mean, dotted
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
 from posttrain.runs.drift import FILES, config_digest, differences, is_within, settings
 from posttrain.runs.files import SEAL, read_json, read_sealed, write_json, write_sealed
@@ -55,7 +57,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
     if refused:
         keys = list(dict.fromkeys(_table(change) for change in refused))
         options = command_line(*(word for key in keys for word in ("--allow-changes", key)))
-        how = f"allow_changes={keys}" if "supplied" in old else options
+        how = f"allow_changes={keys}" if in_memory(old) else options
         raise ValueError(
             f"{folder.path}: cannot go on as the same run; to go on all the same, add {how}; this "
             "has changed:\n  "
@@ -214,9 +216,20 @@ def _say_where(stage: str, moved: Path | None, *, further: str = "", say: Say) -
         say(f"{stage}: starts anew; what it had left is in {moved}{further}")
 
 
+def in_memory(config: Mapping[str, Any]) -> list[str]:
+    """What a run was given from Python that no folder can hold: objects, functions and rows."""
+    marks = (("data", row_objects.HANDED_OVER), ("env.name", shapes.HANDED_OVER))
+    handed = [
+        key
+        for key, value in dotted(config).items()
+        if any(key.endswith(end) and str(value).startswith(mark) for end, mark in marks)
+    ]
+    return [*config.get("supplied", ()), *handed]
+
+
 def how_to_continue(folder: RunFolder) -> str:
     """What to call to go on with a run."""
-    if "supplied" in folder.config:
+    if in_memory(folder.config):
         return "call the same function again with resume=True"
     return command_line("posttrain", "resume", folder.path)
 
