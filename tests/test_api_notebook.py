@@ -162,7 +162,7 @@ def test_a_start_that_fails_leaves_the_folder_as_it_was(
     before = held()
     other = {"reward": longness, "overwrite": True, **ROWS, **SHORT}
     mistakes: list[tuple[str, dict[str, Any]]] = [
-        ("no score for", {**other, "reward": broken, "check": "stop"}),
+        ("broken scores", {**other, "reward": broken, "check": "stop"}),
         ("needs the column 'answer'", {**other, "reward": "exact"}),
         ("leaves no room", {**other, "prompts": ["1" * 80]}),
     ]
@@ -171,7 +171,7 @@ def test_a_start_that_fails_leaves_the_folder_as_it_was(
             posttrain.rl(folder="kept", **mistake)
         assert held() == before
     for folder in (None, "new"):
-        with pytest.raises(Exception, match="no score for"):
+        with pytest.raises(Exception, match="broken scores"):
             posttrain.rl(reward=broken, folder=folder, **ROWS, **checked)
     assert not Path("new").exists()
     assert not any(Path("runs").iterdir())
