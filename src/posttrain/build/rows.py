@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,7 @@ from posttrain.data.conventions import understood
 from posttrain.data.row_objects import hand_over, is_columnar, row_list
 from posttrain.envs.shapes import hand_over as hand_over_env
 from posttrain.protocols import Env, Task
+from posttrain.rewards import REWARDS
 from posttrain.tasks import PromptTask, check_told_apart, make_task
 from posttrain.tasks.prompt_file import (
     answer_check,
@@ -77,6 +80,17 @@ def module_name(given: Any) -> str:
     module, name = getattr(given, "__module__", ""), getattr(given, "__name__", "")
     found = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
     return f"{module}:{name}" if found is given else ""
+
+
+def named_rewards(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The rewards as a recipe names them, functions of modules too, if it can name each of them."""
+    ours = {function: name for name, function in REWARDS.items()}
+    names = [key if isinstance(key, str) else ours.get(key) or module_name(key) for key in table]
+    named = dict(zip(names, table.values(), strict=True))
+    plain = "" not in named and len(named) == len(table)
+    with contextlib.suppress(TypeError, ValueError):
+        return named if plain and json.loads(json.dumps(named)) == named else table
+    return table  # an option is an object, which no recipe can write
 
 
 def rows_task(

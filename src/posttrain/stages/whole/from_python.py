@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from posttrain.build.model_source import trained_model
-from posttrain.build.rows import Rows, data_name, module_name
+from posttrain.build.rows import Rows, data_name, named_rewards
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.recipe_rules import NO_WEIGHT
@@ -29,7 +27,6 @@ from posttrain.options.stage_options import (
 from posttrain.pipelines.callbacks import Callback
 from posttrain.protocols import Env, Reward, Task
 from posttrain.registry import nearest
-from posttrain.rewards import REWARDS
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
@@ -239,7 +236,7 @@ def make_recipe(
                 "prompts: missing, and an environment brings none; give prompts=…, or a task"
             )
         given = {**given, "task": {"env": env}}
-    table = _named(_weights(reward))
+    table = named_rewards(_weights(reward))
     if all(isinstance(name, str) for name in table):
         given = given if reward is None else _with_rewards(given, table)
         return recipe_from_dict(given), _supplied(task=task)
@@ -259,17 +256,6 @@ def _with_rewards(given: dict[str, Any], table: Mapping[str, Any]) -> dict[str, 
     if "prefer" in given:
         return {**given, "prefer": {**given["prefer"], "rewards": dict(table)}}
     return {**given, "rewards": dict(table)}
-
-
-def _named(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The rewards as a recipe names them, functions of modules too, if it can name each of them."""
-    ours = {function: name for name, function in REWARDS.items()}
-    names = [key if isinstance(key, str) else ours.get(key) or module_name(key) for key in table]
-    named = dict(zip(names, table.values(), strict=True))
-    plain = "" not in named and len(named) == len(table)
-    with contextlib.suppress(TypeError, ValueError):
-        return named if plain and json.loads(json.dumps(named)) == named else table
-    return table  # an option is an object, which no recipe can write
 
 
 def _supplied(**given: Any) -> Supplied:
