@@ -426,7 +426,7 @@ def test_a_report_announces_and_refuses(folder: Path) -> None:
     report = check_recipe(recipe_of({"rl.temperature": 0.0, "rl.minibatches": 3}))
     shown = report.announce(console) and console.file.getvalue()
     assert "✗ check: config: rl.temperature: 0 is greedy" in shown
-    assert "→ set it above 0" in shown
+    assert "→ set it higher (1.0 is" in shown
     assert report.enforce("warn") is report
     says = r"\(config: rl.minibatches; config: rl.temperature: see ✗ above\)\n.* --check warn"
     with pytest.raises(CheckFailedError, match=says) as failed:

@@ -114,7 +114,7 @@ def test_without_a_checkpoint_the_stage_starts_over_in_place(tmp_path: Path) -> 
     values["run"]["folder"] = str(tmp_path / "whole")
     whole, _ = go(values, supplied=supplied)
     same(done.folder, whole.folder)
-    with pytest.raises(ValueError, match=r"objects of its own \(rewards\)"):
+    with pytest.raises(ValueError, match=r"objects \(rewards\) that no folder holds"):
         recorded_recipe(tmp_path / "cut")
 
 
