@@ -76,6 +76,7 @@ def rl(
     task: TaskLike | None = None,
     env: EnvLike | None = None,
     test_prompts: Data = (),
+    columns: Mapping[str, str] | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -89,20 +90,20 @@ def rl(
 
     ``model`` is a name, a folder, a run, or a model object with its ``tokenizer``. ``prompts`` are
     strings, or rows with a ``prompt`` and the columns that the reward wants, or a file or hub id;
-    ``reward`` is a function, a name, a list of them, or a table with weights. In their place
-    ``task`` names a task, or is one. With test prompts the model is evaluated before and after,
-    with options of ``[eval]`` if ``evaluate`` is a mapping. Rewards run in worker processes;
-    ``grading={"workers": 0}`` runs them in this one, where they may change its variables. ``env``
-    is an environment, its class or function, or its name, that answers the model turn after turn
-    and may score the episode in the place of a ``reward``; ``environment`` says how it is run.
-    Without a ``folder`` the run goes to the next of ``runs/rl-1``, ``runs/rl-2`` …; ``overwrite``
-    replaces the run in a folder, ``resume`` goes on with it, and more ``steps`` prolong it.
-    ``callbacks`` are called after every step with a :class:`StepDone`: they add numbers to its
-    record, or end the stage with a :class:`Stop`. The other options are those of
-    ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
+    ``columns={"prompt": "exercise"}`` says which are meant. ``reward`` is a function, a name, a
+    list of them, or a table with weights. In their place ``task`` names a task, or is one. With
+    test prompts the model is evaluated before and after, with options of ``[eval]`` if
+    ``evaluate`` is a mapping. Rewards run in worker processes; ``grading={"workers": 0}`` runs
+    them in this one, where they may change its variables. ``env`` is an environment, its class or
+    function, or its name, that answers the model turn after turn and may score the episode in the
+    place of a ``reward``; ``environment`` says how it is run. Without a ``folder`` the run goes to
+    the next of ``runs/rl-1``, ``runs/rl-2`` …; ``overwrite`` replaces the run in a folder,
+    ``resume`` goes on with it, and more ``steps`` prolong it. ``callbacks`` are called after every
+    step with a :class:`StepDone`: they add numbers to its record, or end the stage with a
+    :class:`Stop`. The other options are those of ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
     named = env_spec(env)
-    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, env=named)
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, columns=columns, env=named)
     evaluated = evaluate is not False and has_test(chosen)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
@@ -145,6 +146,7 @@ def prefer(
     task: TaskLike | None = None,
     prompts: Data | None = None,
     test_prompts: Data = (),
+    columns: Mapping[str, str] | None = None,
     reward: Rewards | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
@@ -158,7 +160,7 @@ def prefer(
     ``reward`` is what the annotator goes by, as in ``rl``; without, the task's own rewards. The
     other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
-    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, columns=columns)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes)
     return call.run(["prefer"], options, task=chosen, reward=reward)
 
@@ -217,6 +219,7 @@ def evaluate(
     tokenizer: Any = None,
     task: TaskLike | None = None,
     prompts: Data | None = None,
+    columns: Mapping[str, str] | None = None,
     reward: Rewards | None = None,
     env: EnvLike | None = None,
     seed: int | None = None,
@@ -236,7 +239,7 @@ def evaluate(
         source = find_source(name)
         spec = source.env if env is None and not isinstance(task, str | Mapping) else env_spec(env)
         asked = prompts if prompts is not None else ()
-        chosen = rows_task(task, prompts=None, test_prompts=asked, env=spec)
+        chosen = rows_task(task, prompts=None, test_prompts=asked, columns=columns, env=spec)
         if chosen is None and env is not None:
             chosen = source.task(env=spec)
         named = chosen if isinstance(chosen, Mapping) else None
