@@ -12,7 +12,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Never, Unpack
+from typing import Any, Literal, Never, Unpack
 
 from posttrain.build.model_source import find_source, named_model, over
 from posttrain.build.rows import data_name, env_spec, has_test, preference_data, rows_task
@@ -27,7 +27,6 @@ from posttrain.options.stage_options import (
 )
 from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
-from posttrain.protocols import Split
 from posttrain.registry import did_you_mean, options
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
@@ -44,9 +43,9 @@ from posttrain.stages.whole.from_python import (
     TaskLike,
     TrainingCall,
     make_recipe,
-    split_sections,
     without_our_frames,
 )
+from posttrain.stages.whole.given_options import check_options, split_sections
 from posttrain.types import Rollout
 
 __all__ = [
@@ -102,6 +101,7 @@ def rl(
     step with a :class:`StepDone`: they add numbers to its record, or end the stage with a
     :class:`Stop`. The other options are those of ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
+    check_options(rl, options)
     named = env_spec(env)
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, columns=columns, env=named)
     evaluated = evaluate is not False and has_test(chosen)
@@ -132,6 +132,7 @@ def sft(
     ``env`` is the environment whose tools the demonstrations call. The other options are those of
     ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
+    check_options(sft, options)
     named = env_spec(env)
     chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
@@ -160,6 +161,7 @@ def prefer(
     ``reward`` is what the annotator goes by, as in ``rl``; without, the task's own rewards. The
     other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
+    check_options(prefer, options)
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, columns=columns)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes)
     return call.run(["prefer"], options, task=chosen, reward=reward)
@@ -184,6 +186,7 @@ def reward(
     Rows are pairs, ranked sets or scored completions.
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
+    check_options(reward, options)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     return call.run(["reward"], preference_data(data, options))
 
@@ -208,6 +211,7 @@ def dpo(
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
+    check_options(dpo, options)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     return call.run(["dpo"], preference_data(data, options))
 
@@ -233,6 +237,7 @@ def evaluate(
     are refused. A recipe gives the same, and its model. ``stop`` are strings that end an answer.
     The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
+    check_options(evaluate, options)
     own, sections = split_sections(options)
     sections["run"] = {"seed": seed, **sections.get("run", {})}
     with named_model(model, tokenizer) as name:
@@ -303,7 +308,7 @@ def play(
     tokenizer: Any = None,
     prompt: str | None = None,
     task: str | None = None,
-    split: Split = "train",
+    split: Literal["train", "test"] = "train",
     index: int = 0,
     seed: int = 0,
     human: Place | None = None,

@@ -263,5 +263,5 @@ def test_a_map_of_columns_that_is_none(columns: Any, said: str) -> None:
 
 
 def test_columns_of_prompts_that_are_not_given() -> None:
-    with pytest.raises(ValueError, match=r"^columns: .* give prompts=…"):
+    with pytest.raises(ValueError, match=r"^columns: .* Give prompts=…"):
         posttrain.rl(task="arithmetic", columns={"prompt": "text"})

@@ -103,8 +103,7 @@ def rows_task(
         )
     if columns and prompts is None and not test_rows:
         raise ValueError(
-            "columns: those of prompts, and none are given; give prompts=…, or name them in the "
-            'task: task={"name": "file", "path": …, "columns": …}'
+            'columns: of which prompts? Give prompts=…, or task={"name": "file", "columns": …, …}'
         )
     columns = check_columns("prompts", columns)
     if isinstance(train_rows, str | Path) and (not test_rows or isinstance(test_rows, str | Path)):
