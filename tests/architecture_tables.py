@@ -12,7 +12,7 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "serving", "distributed"
 # The design asks for 22,000 after the rebuild, and for 26,000 with environments, adapters and the
 # wider interface. This is what there is: lower it with every thousand that goes, never raise it
 # but for a new capability.
-MAX_CORE_LINES = 59_710
+MAX_CORE_LINES = 59_750
 
 # A module has a name of its own; Python gives these, and a stage's file is named by its stage. The
 # sandbox is copied to where untrusted code runs: its files are no one else's.

@@ -283,7 +283,7 @@ def test_a_traceback_shows_the_call_or_else_everything(tmp_path: Path) -> None:
 def test_a_warning_about_rows_is_of_the_line_that_gave_them() -> None:
     repeated = pytest.warns(UserWarning, match="1 row repeats")
     with repeated as caught, pytest.raises(ValueError, match="no_such"):
-        posttrain.rl(prompts=["a", "a", "b"], reward=shortness, algorithm="no_such")
+        posttrain.rl(prompts=["a", "a", "b"], reward="no_such")
     assert caught[0].filename == __file__
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,37 @@ def test_sections_by_name_and_what_is_none(tmp_path: Path) -> None:
 def test_a_name_of_another_library_is_answered_with_the_parameter(given: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"^{given}: posttrain.rl calls it {meant}; write {meant}"):
         posttrain.rl(**{given: []})
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("rewards", "reward={function: weight}"),
+        ("reward_weights", "reward={function: weight}"),
+        ("resume_from_checkpoint", "resume=True"),
+    ],
+)
+def test_the_hint_is_written_as_python_writes_it(given: str, written: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"write {written}")):
+        posttrain.rl(**{given: True})
+
+
+@pytest.mark.parametrize("function", ["rl", "sft", "prefer", "reward", "dpo", "evaluate"])
+def test_an_unknown_name_is_said_whatever_its_value_and_before_data_is_read(function: str) -> None:
+    """A section that the function does not take is none of its names either."""
+    data = {"data": "nope.jsonl"} if function in ("sft", "reward", "dpo") else {"prompts": "nope"}
+    call: Any = partial(getattr(posttrain, function), model="tiny", **data)
+    for unknown in ({"bogus": None}, {"bogus": 3}, {"sweeps": None}):
+        with pytest.raises(ValueError, match=next(iter(unknown))):
+            call(**unknown)
+    if function != "rl":
+        with pytest.raises(ValueError, match=r"sweep: unknown key"):
+            call(sweep=[])
+
+
+def test_an_unknown_algorithm_is_said_before_data_is_read() -> None:
+    with pytest.raises(ValueError, match=r"rl\.algorithm: .* did you mean 'reinforce_pp'"):
+        posttrain.rl(prompts="nope.jsonl", algorithm="REINFORCE++")
 
 
 def test_a_run_is_opened_by_its_folder_and_shows_the_stage_it_has(tmp_path: Path) -> None:

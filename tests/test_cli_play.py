@@ -140,6 +140,18 @@ def test_what_the_command_shows_is_what_the_function_returns(play: Command) -> N
         assert f" · {len(turn.tokens)} token" in second
 
 
+def test_a_file_of_prompts_is_a_task(play: Command, tmp_path: Path) -> None:
+    """As ``posttrain eval`` takes it, and from Python."""
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "Of the file: "}\n')
+    options = ["--max-new-tokens", 2, "--task", file, "--index", 1]
+    found = play("tiny", "rewarding_env:Rewards", *options)
+    assert "train prompt 1, seed 0" in found.out, found.err
+    assert "Of the file: " in found.out
+    short: dict[str, Any] = {"max_new_tokens": 2, "task": str(file)}
+    assert posttrain.play("tiny", "rewarding_env:Rewards", **short).prompt.text == "a"
+
+
 def test_a_task_gives_the_prompt_and_scores_what_the_environment_does_not(play: Command) -> None:
     found = play("tiny", "scripted", "--task", "arithmetic", "--task.operators=+", "--index", 3,
                  "--split", "test", "--human", "policy", typed="1\n")  # fmt: skip

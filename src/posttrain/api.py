@@ -12,7 +12,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Never, Unpack
+from typing import Any, Literal, Never, Unpack
 
 from posttrain.build.model_source import find_source, named_model, over
 from posttrain.build.rows import data_name, env_spec, has_test, preference_data, rows_task
@@ -27,7 +27,6 @@ from posttrain.options.stage_options import (
 )
 from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
-from posttrain.protocols import Split
 from posttrain.registry import did_you_mean, options
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
@@ -44,9 +43,9 @@ from posttrain.stages.whole.from_python import (
     TaskLike,
     TrainingCall,
     make_recipe,
-    split_sections,
     without_our_frames,
 )
+from posttrain.stages.whole.given_options import check_options, split_sections
 from posttrain.types import Rollout
 
 __all__ = [
@@ -76,6 +75,7 @@ def rl(
     task: TaskLike | None = None,
     env: EnvLike | None = None,
     test_prompts: Data = (),
+    columns: Mapping[str, str] | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -89,20 +89,21 @@ def rl(
 
     ``model`` is a name, a folder, a run, or a model object with its ``tokenizer``. ``prompts`` are
     strings, or rows with a ``prompt`` and the columns that the reward wants, or a file or hub id;
-    ``reward`` is a function, a name, a list of them, or a table with weights. In their place
-    ``task`` names a task, or is one. With test prompts the model is evaluated before and after,
-    with options of ``[eval]`` if ``evaluate`` is a mapping. Rewards run in worker processes;
-    ``grading={"workers": 0}`` runs them in this one, where they may change its variables. ``env``
-    is an environment, its class or function, or its name, that answers the model turn after turn
-    and may score the episode in the place of a ``reward``; ``environment`` says how it is run.
-    Without a ``folder`` the run goes to the next of ``runs/rl-1``, ``runs/rl-2`` …; ``overwrite``
-    replaces the run in a folder, ``resume`` goes on with it, and more ``steps`` prolong it.
-    ``callbacks`` are called after every step with a :class:`StepDone`: they add numbers to its
-    record, or end the stage with a :class:`Stop`. The other options are those of
-    ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
+    ``columns={"prompt": "exercise"}`` says which are meant. ``reward`` is a function, a name, a
+    list of them, or a table with weights. In their place ``task`` names a task, or is one. With
+    test prompts the model is evaluated before and after, with options of ``[eval]`` if
+    ``evaluate`` is a mapping. Rewards run in worker processes; ``grading={"workers": 0}`` runs
+    them in this one, where they may change its variables. ``env`` is an environment, its class or
+    function, or its name, that answers the model turn after turn and may score the episode in the
+    place of a ``reward``; ``environment`` says how it is run. Without a ``folder`` the run goes to
+    the next of ``runs/rl-1``, ``runs/rl-2`` …; ``overwrite`` replaces the run in a folder,
+    ``resume`` goes on with it, and more ``steps`` prolong it. ``callbacks`` are called after every
+    step with a :class:`StepDone`: they add numbers to its record, or end the stage with a
+    :class:`Stop`. The other options are those of ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
+    check_options(rl, options)
     named = env_spec(env)
-    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, env=named)
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, columns=columns, env=named)
     evaluated = evaluate is not False and has_test(chosen)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
@@ -131,6 +132,7 @@ def sft(
     ``env`` is the environment whose tools the demonstrations call. The other options are those of
     ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
+    check_options(sft, options)
     named = env_spec(env)
     chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
@@ -145,6 +147,7 @@ def prefer(
     task: TaskLike | None = None,
     prompts: Data | None = None,
     test_prompts: Data = (),
+    columns: Mapping[str, str] | None = None,
     reward: Rewards | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
@@ -158,7 +161,8 @@ def prefer(
     ``reward`` is what the annotator goes by, as in ``rl``; without, the task's own rewards. The
     other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
-    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
+    check_options(prefer, options)
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts, columns=columns)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes)
     return call.run(["prefer"], options, task=chosen, reward=reward)
 
@@ -182,6 +186,7 @@ def reward(
     Rows are pairs, ranked sets or scored completions.
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
+    check_options(reward, options)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     return call.run(["reward"], preference_data(data, options))
 
@@ -206,6 +211,7 @@ def dpo(
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
+    check_options(dpo, options)
     call = TrainingCall(model, tokenizer, folder, seed, resume, overwrite, allow_changes, callbacks)
     return call.run(["dpo"], preference_data(data, options))
 
@@ -217,6 +223,7 @@ def evaluate(
     tokenizer: Any = None,
     task: TaskLike | None = None,
     prompts: Data | None = None,
+    columns: Mapping[str, str] | None = None,
     reward: Rewards | None = None,
     env: EnvLike | None = None,
     seed: int | None = None,
@@ -230,13 +237,14 @@ def evaluate(
     are refused. A recipe gives the same, and its model. ``stop`` are strings that end an answer.
     The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
+    check_options(evaluate, options)
     own, sections = split_sections(options)
     sections["run"] = {"seed": seed, **sections.get("run", {})}
     with named_model(model, tokenizer) as name:
         source = find_source(name)
         spec = source.env if env is None and not isinstance(task, str | Mapping) else env_spec(env)
         asked = prompts if prompts is not None else ()
-        chosen = rows_task(task, prompts=None, test_prompts=asked, env=spec)
+        chosen = rows_task(task, prompts=None, test_prompts=asked, columns=columns, env=spec)
         if chosen is None and env is not None:
             chosen = source.task(env=spec)
         named = chosen if isinstance(chosen, Mapping) else None
@@ -300,7 +308,7 @@ def play(
     tokenizer: Any = None,
     prompt: str | None = None,
     task: str | None = None,
-    split: Split = "train",
+    split: Literal["train", "test"] = "train",
     index: int = 0,
     seed: int = 0,
     human: Place | None = None,

@@ -1,6 +1,7 @@
 """Prompts given in Python: a list of texts and rows, under the checks that a file's rows get."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -222,3 +223,45 @@ def test_without_answers_there_is_no_gold(tmp_path: Path) -> None:
     report = check_recipe(given, fast=True, supplied=supplied)
     (line,) = [line for line in report.lines if line.name == "gold answers"]
     assert (line.state, "no reward reads the answer" in line.text) == ("pass", True)
+
+
+OTHERS = [{"text": f"{n}+1=", "result": n + 1} for n in range(4)]
+MAP = {"prompt": "text", "answer": "result"}
+
+
+def test_columns_with_other_names_are_mapped_as_the_error_says(tmp_path: Path) -> None:
+    """In rows and in files, for training, test and ``evaluate``: by the map that it writes."""
+    hint = re.escape("columns={'prompt': 'text'}")
+    with pytest.raises(ValueError, match=hint):
+        posttrain.rl(prompts=OTHERS, reward="exact", folder=tmp_path / "a")
+    run = posttrain.rl(
+        prompts=OTHERS[:2], test_prompts=OTHERS[2:], columns=MAP, folder=tmp_path / "a", **RL
+    )
+    assert {row["prompt"] for row in run.samples(1)} <= {"0+1=", "1+1="}
+    found = posttrain.evaluate(run, prompts=OTHERS[2:], columns=MAP)
+    assert len(found.greedy) == 2
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in OTHERS))
+    table = rows_task(None, prompts=tmp_path / "p.jsonl", test_prompts=(), columns=MAP)
+    assert table == {"name": "file", "path": str(tmp_path / "p.jsonl"), "columns": MAP}
+    prompts = make_task(table).prompts("train")
+    assert [prompt.columns["answer"] for prompt in prompts] == ["1", "2", "3", "4"]
+    named = rows_task(None, prompts=None, test_prompts=tmp_path / "p.jsonl", columns=MAP)
+    assert [prompt.text for prompt in named.prompts("test")] == [row["text"] for row in OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"text": "prompt"}, "is it the other way round? columns = { prompt = 'text' }"),
+        ({"promt": "text"}, "prompts have no 'promt'; did you mean 'prompt'?"),
+        ("text", "columns: got 'text'; write columns = { prompt = 'text' }"),
+    ],
+)
+def test_a_map_of_columns_that_is_none(columns: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        posttrain.rl(prompts=OTHERS, columns=columns, reward=shortness)
+
+
+def test_columns_of_prompts_that_are_not_given() -> None:
+    with pytest.raises(ValueError, match=r"^columns: .* Give prompts=…"):
+        posttrain.rl(task="arithmetic", columns={"prompt": "text"})

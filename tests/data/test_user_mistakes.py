@@ -302,7 +302,7 @@ def test_a_hub_id_is_streamed_and_offline_is_said(monkeypatch: pytest.MonkeyPatc
     ("row", "column", "hint"),
     [
         ({"prompt": "a"}, "completion", r"\(the row has 'prompt'\); add it$"),
-        ({"prompt": "a", "answr": "b"}, "answer", r"columns = \{ answer = 'answr' \}$"),
+        ({"prompt": "a", "answr": "b"}, "answer", r"columns=\{'answer': 'answr'\}\)$"),
     ],
 )
 def test_no_column_that_has_a_meaning_is_proposed_for_another(

@@ -19,7 +19,7 @@ import posttrain
 from posttrain.runs import RunFolder
 from posttrain.stages.results import Run
 
-ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "result": n + 1} for n in range(8)]
 MODULE = "def brief(completion, *, scale: float = 1.0):\n    return -scale * len(completion)\n"
 STARTED = "was started from Python with rows, functions or objects"
 
@@ -72,6 +72,7 @@ def short(steps: int = 1, **given: Any) -> Run:
     [
         (lambda: {"task": TABLE}, ["numeric"]),
         (lambda: FILES, ["numeric"]),
+        (lambda: {**FILES, "columns": {"answer": "result"}}, ["numeric"]),
         (lambda: {**FILES, "reward": "exact"}, ["exact"]),
         (lambda: {**FILES, "reward": {"numeric": {"weight": 2.0}, "exact": 0.5}}, None),
         (lambda: {**FILES, **own()()}, [OWN, "numeric"]),

@@ -294,6 +294,10 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+# What others call a row where no letters tell.
+_SPELLED = {"reinforce++": "reinforce_pp", "gae": "ppo", "ppo_kl": "ppo_penalty"}
+
+
 def algorithm(name: str) -> Algorithm:
     """The row ``name``.
 
@@ -301,7 +305,8 @@ def algorithm(name: str) -> Algorithm:
     'group_normalised'
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"algorithm: unknown name {name!r}; {did_you_mean(name, ALGORITHMS)}")
+        near = did_you_mean(_SPELLED.get(name.casefold(), name), ALGORITHMS)
+        raise ValueError(f"algorithm: unknown name {name!r}; {near}")
     return ALGORITHMS[name]
 
 

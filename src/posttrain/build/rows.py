@@ -16,7 +16,7 @@ from posttrain.build.preference_rows import PAIRS, TEST_PAIRS
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
 from posttrain.config.preference_rules import READ_AS
-from posttrain.data.conventions import understood
+from posttrain.data.conventions import check_columns, understood
 from posttrain.data.row_objects import hand_over, is_columnar, row_list
 from posttrain.envs.shapes import hand_over as hand_over_env
 from posttrain.protocols import Env, Task
@@ -98,12 +98,13 @@ def rows_task(
     *,
     prompts: str | Path | Rows | None,
     test_prompts: str | Path | Rows,
+    columns: Mapping[str, str] | None = None,
     env: Any = None,
 ) -> Task | Mapping[str, Any] | None:
     """The task that was given, or one made of prompts; what a recipe can name comes as a table.
 
-    So do prompts of a file, of a folder or of the hub, if the test prompts are too. ``env`` is the
-    spec of an environment that plays them: it stands in the table.
+    So do prompts of a file, of a folder or of the hub, if the test prompts are too. ``columns`` is
+    their map; ``env`` the spec of an environment that plays them: it stands in the table.
     """
     # Those of ``posttrain.evaluate`` are a test, and it calls them prompts.
     test_name = "prompts" if prompts is None else "test_prompts"
@@ -114,9 +115,14 @@ def rows_task(
             "task: it brings its own prompts; give a task or prompts, not both"
             + "; the environment of prompts is env=…" * known
         )
+    if columns and prompts is None and not test_rows:
+        raise ValueError(
+            'columns: of which prompts? Give prompts=…, or task={"name": "file", "columns": …, …}'
+        )
+    columns = check_columns("prompts", columns)
     if isinstance(train_rows, str | Path) and (not test_rows or isinstance(test_rows, str | Path)):
-        named = {"path": train_rows, "test_path": test_rows}
-        task = {"name": "file", **{key: str(path) for key, path in named.items() if path}}
+        named = {"path": str(train_rows), "test_path": str(test_rows or ""), "columns": columns}
+        task = {"name": "file", **{key: value for key, value in named.items() if value}}
     if task is not None:
         table: Any = {"name": task} if isinstance(task, str) else task
         if env is None or not isinstance(table, Mapping):
@@ -127,13 +133,13 @@ def rows_task(
     if prompts is None and not test_rows:
         return None
     none: tuple[dict[int, Prompt], str] = ({}, "")
-    train, alike = read_prompts(train_rows, name="prompts") if prompts is not None else none
-    test, also = read_prompts(test_rows, name=test_name) if test_rows else none
+    train, alike = read_prompts(train_rows, columns=columns) if prompts is not None else none
+    test, also = read_prompts(test_rows, columns=columns, name=test_name) if test_rows else none
     check = answer_check((*train.values(), *test.values()))
     shown = (train_rows, "prompts") if train else (test_rows, test_name)
     made = PromptTask(
         name="prompts",
-        told=understood("prompts", shown[0], name=shown[1]),
+        told=understood("prompts", shown[0], columns=columns, name=shown[1]),
         rewards=default_rewards(check),
         train=name_prompts("train", train),
         test=name_prompts("test", test),

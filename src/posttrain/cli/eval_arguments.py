@@ -12,7 +12,7 @@ from rich.text import Text
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
 from posttrain.config.paths import check_given
 from posttrain.config.read import parse_overrides, parse_value
-from posttrain.config.specs import complete_task
+from posttrain.config.specs import complete_task, typed_task
 from posttrain.config.toml import value_text
 from posttrain.model_paths import check_exists
 from posttrain.track.printable import command_line, printable
@@ -33,7 +33,7 @@ def evaluation_recipe(
     source = find_source(given)
     changes = parse_overrides(overrides)
     parts = {path[0] for path in changes} & {"task", "rewards"}
-    named = _task(task) if task is not None else None
+    named = typed_task(task, test_share=1.0) if task is not None else None
     values = source.evaluation(task=named, given=parts)
     recipe = source.recipe(values, [*overrides, *STAGES])
     if recipe.task is None:
@@ -59,19 +59,12 @@ def evaluation_recipe(
     return recipe
 
 
-def _task(typed: str) -> dict[str, Any]:
-    """A task by its name, or a file of questions, all of which are asked."""
-    if Path(typed).suffix and ":" not in typed:
-        return {"name": "file", "path": typed, "test_share": 1.0}
-    return {"name": typed}
-
-
 def check_typed(given: str, *, task: str | None, overrides: Sequence[str]) -> None:
     """Refuse unknown tasks and keys, settings that would change nothing, and a missing model."""
     changes = parse_overrides(overrides)
     if task is not None:
         own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
-        complete_task({**_task(task), **own}, rewards=None)
+        complete_task({**typed_task(task, test_share=1.0), **own}, rewards=None)
     recipe_from_dict({"task": {"name": task or ""}, "eval": {}}, overrides=list(overrides))
     idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] not in _OF_RL]
     if idle:

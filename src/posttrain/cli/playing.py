@@ -12,7 +12,7 @@ from rich.text import Text
 
 from posttrain.cli.eval_arguments import stopping
 from posttrain.config.read import parse_value
-from posttrain.config.specs import complete_task
+from posttrain.config.specs import complete_task, typed_task
 from posttrain.track.printable import counted, harmless
 from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import Terminal
@@ -164,5 +164,4 @@ def _check(
     loads = env is None or ":" in env or env.endswith(".toml") or Path(env).expanduser().is_dir()
     named = {} if loads else {"env": {"name": env, **options}}
     if named or task is not None:
-        own = {"name": "arithmetic"} if task is None else {"name": task}
-        complete_task({**own, **named}, rewards=None)
+        complete_task({**typed_task(task or "arithmetic"), **named}, rewards=None)

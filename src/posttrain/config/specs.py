@@ -104,6 +104,13 @@ def _mistyped_tiny(name: str) -> bool:
     return bool(difflib.get_close_matches(name, ["tiny"], cutoff=0.5))
 
 
+def typed_task(typed: str, **of_file: Any) -> dict[str, Any]:
+    """A task by its name, or a file of prompts with the options of one."""
+    if Path(typed).suffix and ":" not in typed:
+        return {"name": "file", "path": typed, **of_file}
+    return {"name": typed}
+
+
 def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
     """``[task]``: the task found, with its ``accuracy`` and ``env``; options checked, written out.
 

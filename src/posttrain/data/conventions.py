@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from posttrain.data.preference_chats import divided
+from posttrain.data.row_checks import mapping
 from posttrain.data.row_files import Row, Table, open_table, shortly
 from posttrain.registry import did_you_mean
 
@@ -75,9 +76,13 @@ def read_as(
 
 def check_columns(form: Form, columns: Mapping[str, str] | None) -> dict[str, str]:
     """A map of columns; a ``ValueError`` for a name that the form does not have."""
+    if not isinstance(columns or {}, Mapping):
+        raise ValueError(f"columns: got {columns!r}; write {mapping('prompt', 'text')}, say")
     for name, theirs in (columns or {}).items():
         if name not in FORMS[form]:
-            raise ValueError(f"columns: {form} have no {name!r}; {did_you_mean(name, FORMS[form])}")
+            turned = f"is it the other way round? {mapping(theirs, name)}"
+            hint = turned if theirs in FORMS[form] else did_you_mean(name, FORMS[form])
+            raise ValueError(f"columns: {form} have no {name!r}; {hint}")
         if not isinstance(theirs, str) or not theirs:
             raise ValueError(f"columns.{name}: must be the name of a column, got {theirs!r}")
     return dict(columns or {})

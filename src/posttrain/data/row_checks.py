@@ -12,6 +12,15 @@ ROLES = ("system", "user", "assistant", "tool")
 MEANT = {"prompt", "completion", "chosen", "rejected", "messages"}  # what they are called
 
 
+def mapping(ours: str, theirs: str) -> str:
+    """How a column that is called otherwise is named, in a recipe and from Python.
+
+    >>> mapping("prompt", "text")
+    "columns = { prompt = 'text' } (Python: columns={'prompt': 'text'})"
+    """
+    return f"columns = {{ {ours} = {theirs!r:.60} }} (Python: columns={{{ours!r}: {theirs!r:.60}}})"
+
+
 def check_text(row: Mapping[str, Any], column: str, *, where: str, mapped: bool = True) -> str:
     """The text in a column of a row; a ``ValueError`` where it is missing, no text or empty."""
     if column not in row:
@@ -20,7 +29,7 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str, mapped: bool 
         near = nearest(column, others) or next(iter(others), "")
         fix = "add it"
         if near:
-            fix += f", or name the one that is meant: columns = {{ {column} = {near!r:.60} }}"
+            fix += f", or name the one that is meant: {mapping(column, near)}"
         raise ValueError(
             f"{where}: no column {column!r} (the row has {known}); "
             + (fix if mapped else "add it or rename one")

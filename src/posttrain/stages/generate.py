@@ -11,6 +11,7 @@ from posttrain.build.model_source import Source, find_source, over
 from posttrain.build.sampler import make_plain_sampler
 from posttrain.build.setup import Setup, choose_device, make_policy, make_setup, make_template
 from posttrain.config import of_any_model, resolve
+from posttrain.config.specs import typed_task
 from posttrain.envs import ENVS
 from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split
@@ -171,7 +172,7 @@ def _of_episode(
     if prompt is not None:
         own = {"name": TYPED, "text": prompt}
     elif task is not None and task != own.get("name"):
-        own = {"name": task}
+        own = typed_task(task)
     if not own:
         raise ValueError("prompt: what does the episode begin with? Give a prompt, or name a task")
     if options and env is None:

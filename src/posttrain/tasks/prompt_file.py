@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.conventions import read_as, understood
-from posttrain.data.row_checks import check_messages, check_text
+from posttrain.data.row_checks import check_messages, check_text, mapping
 from posttrain.protocols import Split
 from posttrain.rewards.numeric import parse_number
 from posttrain.rewards.sample_data import FROM_ROLLOUT
@@ -162,8 +162,8 @@ def _prompt(row: dict[str, Any], *, where: str) -> Prompt:
     rest = dict(row)
     if "messages" in row and "prompt" in row:
         raise ValueError(
-            f"{where}: both 'prompt' and 'messages'; keep one of them, or choose it: columns = "
-            "{ prompt = 'prompt' }"
+            f"{where}: both 'prompt' and 'messages'; keep one of them, or choose it: "
+            + mapping("prompt", "prompt")
         )
     text = ""
     messages: tuple[dict[str, str], ...] = ()
@@ -181,7 +181,7 @@ def _prompt(row: dict[str, Any], *, where: str) -> Prompt:
         if name in rest:
             raise ValueError(
                 f"{where}: the column {name!r} would hide the rollout's own {name!r} from the "
-                f"rewards; rename it, or take it as the answer: columns = {{ answer = {name!r} }}"
+                f"rewards; rename it, or take it as the answer: {mapping('answer', name)}"
             )
     return Prompt(id="", text=text, messages=messages, columns={**rest, **answer})
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from posttrain.build.model_source import trained_model
 from posttrain.build.rows import Rows, data_name, named_rewards
@@ -17,19 +17,12 @@ from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.recipe_rules import NO_WEIGHT
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.models.files.model_objects import ModelObject, model_object
-from posttrain.options.stage_options import (
-    DpoOptions,
-    PreferOptions,
-    RewardOptions,
-    RlOptions,
-    SftOptions,
-)
 from posttrain.pipelines.callbacks import Callback
 from posttrain.protocols import Env, Reward, Task
-from posttrain.registry import nearest
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
+from posttrain.stages.whole.given_options import split_sections
 from posttrain.stages.whole.places import run_place
 
 
@@ -49,23 +42,10 @@ Preferences = str | Path | Run | Rows
 TaskLike = str | Mapping[str, Any] | Task
 EnvLike = str | Mapping[str, Any] | Env | Callable[..., Any]
 Rewards = str | Reward | Mapping[Any, Any] | Sequence[str | Reward]
-# Options that are sections of their own, not keys of the stage's.
-SECTIONS = {"run_options": "run", "model_options": "model"} | {
-    name: name for name in ("adapter", "cluster", "grading", "environment", "teacher", "sweep")
-}
 OF_PARAMETERS = ("folder", "seed", "stages")
 _PACKAGE = Path(__file__).parents[2]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-STAGE_OPTIONS: dict[str, Any] = {
-    "sft": SftOptions,
-    "prefer": PreferOptions,
-    "reward": RewardOptions,
-    "dpo": DpoOptions,
-    "rl": RlOptions,
-}
 
 
 def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -112,7 +92,6 @@ class TrainingCall:
         env: Any = None,
     ) -> Run:
         """Run the stages, the first of them with these options, in the folder that is meant."""
-        check_parameters(stages[0], options)
         handed = model_object(self.model, self.tokenizer)
         name = trained_model(self.model) if handed is None else ""
         own, sections = split_sections(options)
@@ -166,55 +145,6 @@ def _callables(callbacks: Sequence[Callback]) -> Sequence[Callback]:
 def _write(handed: ModelObject, start: Path) -> None:
     if not start.is_dir():
         handed.save(start)
-
-
-def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
-    """Raise for an option that is meant for a parameter of the function, by the name of that.
-
-    >>> check_parameters("rl", {"reward_funcs": len})
-    Traceback (most recent call last):
-    ValueError: reward_funcs: posttrain.rl calls it reward; write reward=...
-    """
-    asks = stage in ("rl", "prefer")
-    own = {"prompts", "test_prompts", "reward", "task"} if asks else {"data", "test_data"}
-    own |= {"env"} if stage in ("rl", "sft") else set()
-    known = {field.name for field in fields(TrainingCall)} | own
-    other = {
-        "rewards": "reward",
-        "reward_funcs": "reward",
-        "train_dataset": "prompts" if asks else "data",
-        "eval_dataset": "test_prompts" if asks else "test_data",
-        "output_dir": "folder",
-        "processing_class": "tokenizer",
-        **({"environment_factory": "env"} if "env" in own else {}),
-    }
-    for name in options.keys() - STAGE_OPTIONS[stage].__annotations__.keys() - known:
-        meant = other.get(name) or nearest(name, {*known, *SECTIONS}, cutoff=0.8)
-        if meant in {*known, *SECTIONS}:
-            raise ValueError(f"{name}: posttrain.{stage} calls it {meant}; write {meant}=...")
-        for option, section in get_type_hints(STAGE_OPTIONS[stage]).items():
-            if option in SECTIONS and name in getattr(section, "__annotations__", ()):
-                raise ValueError(f'{name}: a key of {option}; write {option}={{"{name}": …}}')
-
-
-def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a stage's own section, and those that are other sections, by their names."""
-    own = {name: value for name, value in options.items() if name not in SECTIONS}
-    if "kl" in own and own["kl"] is None:  # None of a recipe would be the algorithm's
-        own["kl"] = False
-    given = {SECTIONS[name]: value for name, value in options.items() if name in SECTIONS}
-    sections = {name: value for name, value in given.items() if value is not None}
-    for name, value in sections.items():
-        if name == "adapter" and isinstance(value, int):
-            continue  # its rank; true: the usual one
-        if not isinstance(value, Mapping) and name != "sweep":
-            called = next(option for option, section in SECTIONS.items() if section == name)
-            hint = "; an environment itself is env=…" * (name == "environment")
-            raise ValueError(
-                f"{called}: expected a mapping of the keys of [{name}], got {value!r}; "
-                f"docs/configuration.md lists them{hint}"
-            )
-    return own, sections
 
 
 def make_recipe(
