@@ -11,8 +11,10 @@ from small_runs import RL, TASK, TINY, same_weights, timeless
 from transformers import AutoModelForCausalLM
 
 import posttrain
-from posttrain.stages.whole.from_python import TrainingCall
+from posttrain.rollout.engines.weight_probe import why_unproven
+from posttrain.stages.whole.from_python import TrainingCall, without_our_frames
 from posttrain.tasks import make_task
+from posttrain.types import Turn
 
 MODEL = {"options": TINY}
 
@@ -278,6 +280,14 @@ def test_a_traceback_shows_the_call_or_else_everything(tmp_path: Path) -> None:
     assert failed.value.__cause__ is not None
     frames = traceback.extract_tb(failed.value.__cause__.__traceback__)
     assert frames[-1].name == "stumbling"
+
+
+def test_an_error_that_nobody_raised_keeps_its_traceback() -> None:
+    """A built-in's, in the middle of our code: a bug, and where it is must be seen."""
+    turn = Turn(tokens=(1,), text="", logprobs=(0.0,))
+    with pytest.raises(ValueError, match="zip") as failed:
+        without_our_frames(why_unproven)([turn], [], tolerance=1.0)
+    assert failed.traceback[-1].name == "why_unproven"
 
 
 def test_a_warning_about_rows_is_of_the_line_that_gave_them() -> None:

@@ -51,7 +51,8 @@ _T = TypeVar("_T")
 def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Cut our frames from the traceback of a mistake whose message says what to do.
 
-    All of them, or none: a traceback with a frame of a user's function, or of a library, is whole.
+    All of them, or none: a traceback with a frame of a user's function, or of a library, is whole,
+    and so is that of an error that none of us has raised.
     """
 
     @functools.wraps(function)
@@ -59,9 +60,10 @@ def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return function(*given, **options)
         except (ValueError, RuntimeError, OSError) as error:
-            files = {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
+            frames = traceback.extract_tb(error.__traceback__)
+            files = {Path(frame.filename) for frame in frames}
             ours = all(_PACKAGE in file.parents or "contextlib" in file.stem for file in files)
-            if not ours or getattr(error, "errno", None):
+            if not ours or not (frames[-1].line or "").startswith("raise"):
                 raise
             raise error.with_traceback(None) from error.__cause__
 

@@ -52,7 +52,7 @@ def check_options(function: Callable[..., Any], given: Mapping[str, Any]) -> Non
             if name in getattr(known[option], "__annotations__", ()):
                 raise ValueError(f'{name}: a key of {option}; write {option}={{"{name}": …}}')
     own, sections = split_sections(given)
-    own.pop("test_data", None)  # rows are named first
+    own.pop("test_data", None)  # rows in memory are no value of a recipe, and are read later
     own |= dict.fromkeys(unknown, False)  # also where they are None, which is left out
     recipe = recipe_from_dict({**sections, "eval" if stage == "evaluate" else stage: own})
     if recipe.rl is not None:
