@@ -157,6 +157,18 @@ def test_an_unknown_algorithm_gets_a_hint(look: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("reinforce++", "reinforce_pp"), ("REINFORCE++", "reinforce_pp"), ("gae", "ppo")],
+)
+def test_a_name_of_another_library_is_answered_with_the_row_that_it_means(
+    theirs: str, ours: str
+) -> None:
+    """By its letters it would be another algorithm, or none."""
+    with pytest.raises(ValueError, match=f"did you mean '{ours}'"):
+        algorithm(theirs)
+
+
+@pytest.mark.parametrize(
     ("piece", "message"),
     [
         ({"name": "gaee"}, "piece: unknown name 'gaee'; did you mean 'gae'? Known: "),

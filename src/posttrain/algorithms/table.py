@@ -295,7 +295,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 # What others call a row where no letters tell.
-_SPELLED = {"reinforce++": "reinforce_pp", "gae": "ppo", "ppo_kl": "ppo_penalty"}
+_SPELLED = {"reinforce++": "reinforce_pp", "gae": "ppo"}
 
 
 def algorithm(name: str) -> Algorithm:
